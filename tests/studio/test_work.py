@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,10 @@ from pacorl.generate.generated_images import Judged
 from pacorl.io.children import start_python
 from pacorl.io.images import open_image
 from pacorl.judge import default_judge
-from pacorl.studio.folder import Drawing
+from pacorl.studio.folder import Drawing, page_of
 from pacorl.studio.models import JUDGE
 from pacorl.studio.teaching import Training, newest_training, training_recipe
-from pacorl.studio.work import DRAWINGS, Studio, page_of
+from pacorl.studio.work import DRAWINGS, Studio
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.world import Panel, draw
 from pacorl.types import TINY
@@ -30,12 +31,12 @@ PANELS = ["standing with house", "waving with tree", "waving with boat", "waving
 SENTENCE = f"Four pictures of a purple hero in town at night: {'; '.join(PANELS)}"
 
 
-def finished(studio: Studio, work: object) -> str:
+def finished(studio: Studio, work: Callable[..., object], *arguments: object) -> str:
     """Do a job, and return its fault."""
-    job = studio.submit(work)  # type: ignore[arg-type]
-    while not job.ended:
+    studio.submit(work, *arguments)
+    while studio.phase:
         time.sleep(0.01)
-    return job.error
+    return studio.fault
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_a_page_is_ranked_and_drawn_again_to_the_bit_after_a_restart(studio):
 
 
 @pytest.mark.slow
-def test_only_the_best_drawings_are_called_equally_good(studio, monkeypatch):
+def test_drawings_that_the_judge_does_not_tell_apart_are_called_a_tie(studio, monkeypatch):
     scores = (0.96, 0.93, 0.96, 0.93, 0.9)
     judged = [Judged(score) for score in scores]
     monkeypatch.setattr("pacorl.generate.sets.judge_sets", lambda judge, prompts, *_, **__: judged[: len(prompts)])
@@ -107,30 +108,56 @@ def test_only_the_best_drawings_are_called_equally_good(studio, monkeypatch):
     studio.keep(words=SENTENCE)
     studio.unfold()
     assert finished(studio, studio.draw) == ""
-    assert [drawing.recipe.tied for drawing in opened(studio)] == [2, 2, 1, 1]
-    assert finished(studio, lambda job: studio.redraw(job, page, 1)) == ""
-    assert [drawing.recipe.tied for drawing in opened(studio)] == [2, 2, 1, 1, 1]
+    assert [drawing.recipe.tied for drawing in opened(studio)] == [2, 2, 2, 2]
+    assert finished(studio, studio.redraw, page, 1) == ""
+    assert [drawing.recipe.tied for drawing in opened(studio)] == [2, 2, 2, 2, 1]
+
+
+EDITS = ["Put a boat beside the hero.", "Show the scene at night."]
+"""As the practice editor was asked."""
+WORDS = "put a boat beside the hero\nShow the Scene at night."
 
 
 @pytest.mark.slow
-def test_a_panel_is_changed_by_lines_of_words_and_restored_to_the_bit(studio):
-    panel = split(open_image(opened(studio)[0].path), opened(studio)[0].recipe.grid)[0]
-    lines = ["Put a boat beside the hero.", "Show the scene at night."]
-    studio.keep(sources=[studio.folder.add_source(panel)], words="put a boat beside the hero\nShow the Scene at night.")
-    assert finished(studio, studio.draw) == ""
+def test_a_panel_that_is_changed_by_words_returns_into_its_page(studio):
+    before = opened(studio)[0]
+    words = studio.draft.words
+    assert finished(studio, studio.change, before, 1, WORDS) == ""
+    *drawings, last = opened(studio)
+    assert [drawing.recipe.note for drawing in drawings] == [
+        f"panel 2: {line.rstrip('.')}" for line in EDITS for _ in range(DRAWINGS)
+    ]
+    assert are_ranked(drawings[:DRAWINGS])
+    assert are_ranked(drawings[DRAWINGS:])
+    assert last.recipe.note == "as before"
+    for drawing in (*drawings, last):
+        for index, (old, new) in enumerate(zip(panels_of(before), panels_of(drawing), strict=True)):
+            assert np.array_equal(old, new) == (index != 1 or drawing is last)
+    assert studio.draft.words == words
+    studio.restore(drawings[0].recipe)  # its page
+    assert studio.draft.words.partition("\n")[0] == before.recipe.theme
+
+
+@pytest.mark.slow
+def test_a_sheet_is_drawn_from_pictures_and_restored_to_the_bit(studio):
+    name = studio.folder.new_character("Milo", "a purple hero")
+    studio.folder.add_picture(name, split(open_image(opened(studio)[0].path), opened(studio)[0].recipe.grid)[0])
+    words = studio.draft.words
+    studio.keep(character=name, sheet=WORDS)
+    assert finished(studio, studio.sheet) == ""
     drawings = opened(studio)
-    assert [drawing.recipe.prompt for drawing in drawings] == [line for line in lines for _ in range(DRAWINGS)]
+    assert [drawing.recipe.prompt for drawing in drawings] == [line for line in EDITS for _ in range(DRAWINGS)]
     assert are_ranked(drawings[:DRAWINGS])
     assert are_ranked(drawings[DRAWINGS:])
     last = drawings[-1]
     studio.restore(last.recipe)
-    assert finished(studio, studio.draw) == ""
+    assert finished(studio, studio.sheet) == ""
     (again,) = [each for each in opened(studio) if each.recipe.seed == last.recipe.seed]
     assert (pixels(again.path) == pixels(last.path)).all()
-    with pytest.raises(ValueError, match=r"\.\./key"):
-        studio.restore(last.recipe.updated(sources=["../key"]))
-    (studio.folder.path / last.recipe.sources[0]).unlink()
-    with pytest.raises(ValueError, match="not here"):
+    assert studio.draft.words == words
+    studio.folder.remove("picture 1", studio.folder.pictures(name)[0][0])
+    studio.folder.add_picture(name, Image.new("RGB", (8, 8)))
+    with pytest.raises(ValueError, match=last.recipe.sources[0]):
         studio.restore(last.recipe)
 
 
@@ -141,19 +168,18 @@ def test_a_model_is_chosen_with_the_form_that_fits_and_its_judge_and_stays_after
     fits = {str(model): ("low", "runs here"), TINY: ("normal", "runs here")}
     monkeypatch.setattr("pacorl.studio.work.fit_of", lambda name: fits.get(name, ("", "does not fit")))
     studio = Studio(tmp_path / "studio")
-    assert "not on this machine" in finished(studio, lambda job: studio.use(job, "somebody/else"))
-    assert finished(studio, lambda job: studio.use(job, str(model))) == ""
-    studio.keep(sources=["a.png"], words="smile")
+    assert "not on this machine" in finished(studio, studio.use, "somebody/else")
+    assert finished(studio, studio.use, str(model)) == ""
     with pytest.raises(ValueError, match="changes no pictures"):
-        studio.prompts()
+        studio.edits("smile", [])
     studio.close()
 
     again = Studio(tmp_path / "studio")
     assert (again.names.model, again.names.memory, again.names.judge) == (str(model), "low", JUDGE)
-    assert finished(again, lambda job: again.use(job, TINY)) == ""
+    assert finished(again, again.use, TINY) == ""
     assert again.names.judge == TINY
     fits[TINY] = ("", "does not fit this machine")
-    assert "does not fit" in finished(again, lambda job: again.use(job, TINY))
+    assert "does not fit" in finished(again, again.use, TINY)
     again.close()
 
 
@@ -166,7 +192,7 @@ def test_a_token_is_no_argument_of_a_download(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pacorl.studio.work.start_python", start)
     studio = Studio(tmp_path / "studio")
-    assert finished(studio, lambda job: studio.download(job, JUDGE, "hf_secret")) == "no such model"
+    assert finished(studio, studio.download, JUDGE, "hf_secret") == "no such model"
     ((command, token),) = started
     assert token == "hf_secret"
     assert JUDGE in command
@@ -177,7 +203,7 @@ def test_a_token_is_no_argument_of_a_download(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_redrawn_panel_is_the_only_change_and_the_page_before_is_ranked_too(studio):
     before = opened(studio)[0]
-    assert finished(studio, lambda job: studio.redraw(job, before, 1)) == ""
+    assert finished(studio, studio.redraw, before, 1) == ""
     drawings = opened(studio)
     assert len(drawings) == 1 + DRAWINGS
     assert are_ranked(drawings)
@@ -203,7 +229,7 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
     odd = draw(Panel("red", "square", "crown", "sunset", "beach", "jumping", "ball"), good.width)
     studio.add_pictures([(page_of([good, good, good, odd], first.recipe.grid), "odd")], first.recipe.texts)
     (page,) = opened(studio)
-    assert finished(studio, lambda job: studio.check(job, page)) == ""
+    assert finished(studio, studio.check, page) == ""
     repaired, before, *tries = opened(studio)
     assert before.recipe.odd == 3
     assert before.recipe.checked
@@ -228,38 +254,37 @@ def test_pictures_of_other_programs_are_declined_by_the_practice_judge_and_redra
     studio.add_pictures(pictures, {})
     (page,) = opened(studio)
     assert (page.recipe.layout, page.recipe.prompt) == ("2x2", "")
-    assert "practice judge" in finished(studio, lambda job: studio.check(job, page))
+    assert "practice judge" in finished(studio, studio.check, page)
     page.rewrite(layout="1x2", model=TINY)
     assert opened(studio)[0].recipe.grid.count == 2
     page.rewrite(model=TINY)
     (page,) = opened(studio)
-    assert finished(studio, lambda job: studio.check(job, page)) == ""
+    assert finished(studio, studio.check, page) == ""
     assert opened(studio)[0].recipe.note == "repaired"
 
 
 @pytest.mark.slow
 def test_one_job_at_a_time_which_can_be_stopped_and_leaves_nothing(studio):
-    def work(job):
+    def work():
         while True:
-            job.enter("waiting")
+            studio.enter("waiting")
             time.sleep(0.01)
 
-    job = studio.submit(work)
+    def stop():
+        studio.stop()
+        while studio.phase:
+            time.sleep(0.01)
+        assert studio.fault == ""
+
+    studio.submit(work)
     with pytest.raises(ValueError, match="under way"):
         studio.submit(work)
-    job.stopped = True
-    while not job.ended:
-        time.sleep(0.01)
-    assert job.error == ""
-
+    stop()
     studio.keep(words=SENTENCE)
-    studio.unfold()
-    drawing = studio.submit(studio.draw)
-    drawing.stopped = True
-    while not drawing.ended:
-        time.sleep(0.01)
+    studio.submit(studio.draw)
+    stop()
     assert len(studio.folder.pages) == 1
-    assert finished(studio, lambda job: {}["a"]) == "'a'"
+    assert finished(studio, lambda: {}["a"]) == "'a'"
 
 
 @pytest.mark.slow
@@ -277,12 +302,12 @@ def test_a_character_is_taught_in_a_process_without_user_files_and_its_lora_draw
         return start_python(*command, env=env, **pipes)
 
     monkeypatch.setattr("pacorl.studio.work.start_python", started)
-    job = studio.submit(lambda job: studio.teach(job, name))
+    studio.submit(studio.teach, name)
     with pytest.raises(ValueError, match="under way"):
         studio.submit(studio.draw)
-    while not job.ended:
+    while studio.phase:
         time.sleep(0.1)
-    assert job.error == ""
+    assert studio.fault == ""
     assert [environment[NO_USER_FILES] for environment in environments] == ["1"]
     training = newest_training(studio.loras(name))
     assert training.is_finished
@@ -312,10 +337,10 @@ def test_the_name_of_a_character_is_its_description_and_words_are_checked_before
     studio.keep(character=character, words=SENTENCE.replace("a purple hero", "Milo the hat"))
     studio.unfold()
     assert studio.panels[0] == "a purple hero with a cap in town at night"
-    assert studio.prompts()[0].characters[0].name == character
+    assert studio.prompt().characters[0].name == character
     studio.keep(words="\n".join(["a purple hero in town at night", "runs", *PANELS[1:]]))
     with pytest.raises(ValueError, match="runs"):
-        studio.prompts()
+        studio.prompt()
     studio.close()
 
 

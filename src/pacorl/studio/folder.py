@@ -2,7 +2,6 @@
 
 pages/TIME/1.png, 2.png …            drawings, best first, and behind them the tries of a repair; with recipes
 characters/NAME/card.yaml, TIME.png, TIME.txt …      as `records.characters` has them
-sources/TIME.png                     panels to change by words
 loras/MODEL/NAME/TIME                trainings, as `studio.teaching` has them
 trash/TIME/…                         removed files, under their former paths
 draft.json, key                      the form of the page, and the secret of its link
@@ -21,10 +20,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Self
 
-from PIL.Image import Image
+from PIL.Image import Image, Resampling
 from pydantic import AfterValidator, BaseModel, ConfigDict, Json
 
-from pacorl.core.grid import parse_layout, split
+from pacorl.config.options import StudioModels
+from pacorl.core.grid import join, parse_layout, split
 from pacorl.io.documents import dump_yaml, read_object, read_text, typed
 from pacorl.io.files import make_folder, safe_name, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
@@ -39,6 +39,9 @@ EXAMPLE = (
     "waving with ball"
 )
 """First sentence, which every model can draw."""
+SHEET = "Let the hero be jumping.\nPut the hero at the beach.\nPut a boat beside the hero.\nShow the scene at night."
+PRINT_DPI = 300
+"""Pixels of a drawing per inch of paper."""
 SIDE = 1536
 """Longer side of a character's picture: training and generators read 1,024 pixels."""
 
@@ -60,13 +63,13 @@ class Recipe(BaseModel):
     score: Json[float | None] = None
     judge: str = ""
     sources: Json[list[str]] = []
-    """Pictures that it changes, by their paths in the folder."""
+    """Names of a character's pictures that it changes."""
 
     # Of the studio
     note: str = ""
     """How it came about, such as `panel 2 drawn again`."""
     tied: Json[int] = 1
-    """Number of best drawings that the judge does not tell apart, itself included; 1 for any other drawing."""
+    """Number of drawings that the judge does not tell apart from it, itself included."""
     matrix: Json[Matrix] = ()
     """Score of each pair of panels; empty for a changed picture."""
     checked: Json[list[str]] = []
@@ -103,22 +106,23 @@ class Draft(BaseModel):
     """State of the page: its form, and the open tab, page and drawing."""
 
     words: str = EXAMPLE
-    """A sentence; or a shared description and a line per panel; or with sources a line per new picture."""
-    page_words: str = ""
-    """The words before `sources`, which come back without them."""
+    """A sentence; or a shared description and a line per panel."""
+    change: str = ""
+    """What should change in a panel, a line per new picture."""
+    sheet: str = SHEET
+    """What should change in the pictures of a character, a line per new picture."""
+    name: str = ""
+    """Of a new character."""
+    description: str = ""
     character: str = ""
-    sources: list[str] = []
-    """Source pictures of each line's edit, by their paths in the folder."""
     seed: int | None = None
     """Of the next drawing; None for a new one."""
     tab: str = "Pages"
     page: str = ""
     """Name of the open page."""
     drawing: int = 0
-    model: str = ""
-    """The model that was chosen here; empty for the command's."""
-    memory: str = ""
-    """The form in which it fits this machine."""
+    chosen: StudioModels | None = None
+    """The models that were chosen here, in the form that fits this machine; None for the command's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +136,23 @@ class Drawing:
     def panels(self) -> list[Image]:
         return split(open_image(self.path), self.recipe.grid)
 
-    def rewrite(self, **changes: object) -> None:
+    @property
+    def before(self) -> tuple[Image, Recipe]:
+        """The drawing as a part of a new page, in which something has changed."""
+        return open_image(self.path), self.recipe.updated(note="as before")
+
+    def with_panel(self, index: int, image: Image) -> Image:
+        """Join it with another image of one panel."""
+        panels = self.panels
+        size = panels[0].size
+        panels[index] = image
+        return page_of(panels, self.recipe.grid, size)
+
+    def rewrite(self, **changes: object) -> Drawing:
         """Write it again, with another recipe."""
-        write_atomic(self.path, png_bytes(open_image(self.path), self.recipe.updated(**changes).texts))
+        changed = Drawing(self.path, self.recipe.updated(**changes))
+        write_atomic(self.path, png_bytes(open_image(self.path), changed.recipe.texts, dpi=PRINT_DPI))
+        return changed
 
 
 class Folder:
@@ -185,17 +203,11 @@ class Folder:
         staged = self.path / "unfinished"
         shutil.rmtree(staged, ignore_errors=True)  # of a killed studio, or a full disk
         for number, (image, recipe) in enumerate(drawings, 1):
-            write_atomic(staged / f"{number}.png", png_bytes(image, recipe.texts))
+            write_atomic(staged / f"{number}.png", png_bytes(image, recipe.texts, dpi=PRINT_DPI))
         target = self.path / "pages" / timestamp()
         make_folder(target.parent)
         staged.rename(target)
         return target.name
-
-    def add_source(self, image: Image) -> str:
-        """Store a panel to change, and return its path in the folder."""
-        name = f"sources/{timestamp()}.png"
-        write_atomic(self.path / name, png_bytes(image))
-        return name
 
     # --- characters --------------------------------------------------------------------------------------------------
 
@@ -261,6 +273,11 @@ class Folder:
 def timestamp() -> str:
     """Name a new file: no other has or had this name, and names sort by age."""
     return f"{datetime.now():%Y%m%d-%H%M%S-%f}"
+
+
+def page_of(panels: Sequence[Image], grid: Grid, size: tuple[int, int] | None = None) -> Image:
+    """Join panels in one image, all at one size, by default the first's."""
+    return join([panel.resize(size or panels[0].size, Resampling.LANCZOS) for panel in panels], grid)
 
 
 @lru_cache(maxsize=4096)

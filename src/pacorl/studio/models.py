@@ -6,7 +6,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-from pacorl.config.options import MEMORY
+from pacorl.config.options import MEMORY, StudioModels
 from pacorl.io.hub import OF_PIPELINE, PIPELINE, download_command, local_file
 from pacorl.judge.judge import JudgeSettings
 from pacorl.models.policies import POLICIES, kind_of
@@ -14,6 +14,7 @@ from pacorl.types import TINY
 
 JUDGE = JudgeSettings().checkpoint
 """The published judge, which reads every model's pictures but the practice model's."""
+PRACTICE = StudioModels()
 PACE = {"normal": "", "low": ", slower", "lowest": ", slowly"}
 """`memory` → its cost in speed, in words."""
 

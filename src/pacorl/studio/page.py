@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from PIL.Image import Image
 from pacorl.character_training.pictures import LEAST
 from pacorl.io.images import open_image, recipe_of
 from pacorl.report.figures import pair_matrix_svg
-from pacorl.studio.folder import Drawing, Recipe
+from pacorl.studio.folder import PRINT_DPI, Drawing, Recipe
 from pacorl.studio.models import JUDGE, is_here, offers, shown_name
 from pacorl.studio.teaching import newest_training
 from pacorl.studio.work import Studio
@@ -24,7 +25,13 @@ STYLE = Path(__file__).with_name("style.css")
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 25_000_000
 LAYOUTS = ["1x1", "2x2", "1x2", "1x3", "2x3", "3x3", "1x4", "2x1", "3x1"]
-SHEET = "Let the hero be jumping.\nPut the hero at the beach.\nPut a boat beside the hero.\nShow the scene at night."
+CHANGES = "What should change? A line for each new picture"
+CM_PER_INCH = 2.54
+
+ui.button.default_props("no-caps")
+ui.input.default_props("outlined dense").default_classes("wide")
+ui.textarea.default_props("outlined dense autogrow").default_classes("wide")
+ui.select.default_props("outlined dense").default_classes("pick")
 
 Files = Sequence[tuple[str, bytes]]
 """Dropped files: name and content."""
@@ -38,8 +45,6 @@ class StudioPage:
         self.folder = studio.folder
         self.draft = studio.draft
         self.seen = studio.version  # all is drawn below
-        self.new = {"name": "", "description": ""}
-        """The form of a new character, which a refresh of the page does not empty."""
         ui.add_css(STYLE)
         with ui.header().classes("bar"):
             ui.html("<h1>paco<b>rl</b></h1>", sanitize=False)
@@ -55,11 +60,17 @@ class StudioPage:
                 with ui.tab_panel("Pages"), tag("div", "desk"):
                     self.strip()
                     with tag("div", "work"):
-                        self.form()
+                        with tag("section", "card"):
+                            self.words("What should the pictures show?", "words", studio.submit, studio.draw)
+                            ui.label("A sentence; or what all of them show, and then a line for each.").classes("soft")
+                            with ui.row():
+                                self.button("Draw", studio.submit, studio.draw, look="")
+                                self.button("Show the panels", studio.unfold)
+                            self.person("Who is in it", "nobody in particular")
                         self.hero()
                 with ui.tab_panel("Characters"):
                     self.characters()
-        self.toast()
+        # Dialogs stay when parts of the page are drawn anew.
         self.dialogs = tag("div")
         ui.timer(0.4, self.look)
 
@@ -69,14 +80,43 @@ class StudioPage:
         self.studio.save()
         if self.studio.version != self.seen:
             self.seen = self.studio.version
-            for region in (self.strip, self.subject, self.hero, self.characters):
+            for region in (self.strip, self.person, self.hero, self.characters):
                 region.refresh()
 
     def act(self, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """Change something, or show its fault, and show the change in every window."""
-        attempt(function, *arguments, **options)
+        """Change something, and show the change in every window."""
+        self.attempt(function, *arguments, **options)
         self.studio.version += 1
         self.look()
+
+    def attempt(self, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        """Call a function, or show its fault of the input or the disk."""
+        self.studio.fault = self.studio.note = ""
+        try:
+            function(*arguments, **options)
+        except (ValueError, OSError) as error:
+            self.studio.fault = str(error)
+
+    def status(self) -> None:
+        """The job that runs, the fault of the last one, and the undo of the last removal."""
+        studio, folder = self.studio, self.folder
+        with tag("div", "status", role="status"):
+            with ui.row().bind_visibility_from(studio, "phase", backward=bool):
+                ui.spinner(size="sm").props("aria-hidden=true")
+                ui.label().bind_text_from(studio, "phase")
+                self.button("Stop", studio.stop)
+            for kind in ("fault", "note"):
+                with ui.row().bind_visibility_from(studio, kind, backward=bool):
+                    ui.label().classes(kind).bind_text_from(studio, kind)
+                    self.button("✕", setattr, studio, kind, "", name="Close the message", look="flat dense")
+            with ui.row().bind_visibility_from(folder, "removed", backward=bool):
+                ui.label().bind_text_from(
+                    folder, "removed", backward=lambda last: f"Removed {last[0]}." if last else ""
+                )
+                self.button("Undo", folder.undo)
+                self.button("✕", setattr, folder, "removed", None, name="Close: it stays removed", look="flat dense")
+
+    # --- elements ----------------------------------------------------------------------------------------------------
 
     def button(
         self,
@@ -88,14 +128,19 @@ class StudioPage:
         **options: Any,
     ) -> ui.button:
         """Build a button for an action; `name` is its accessible name, by default its text."""
-        made = ui.button(text, on_click=lambda: self.act(act, *arguments, **options)).props(f"no-caps {look}")
+        made = ui.button(text, on_click=lambda: self.act(act, *arguments, **options)).props(look)
         if name:
             made.props["aria-label"] = name
         return made
 
-    def cross(self, name: str, act: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """Build the ✕ button, which removes the card that contains it."""
-        self.button("✕", act, *arguments, name=name, look="flat dense", **options).classes("cross")
+    def remove(self, what: str, path: Path) -> None:
+        """Build the ✕ button of a file or folder, in the corner of its card."""
+        self.button("✕", self.folder.remove, what, path, name=f"Remove {what}", look="flat dense").classes("cross")
+
+    def words(self, label: str, field: str, act: Callable[..., object], *arguments: Any) -> ui.textarea:
+        """Build a box of the draft's words, whose action has Ctrl+Enter too."""
+        box = ui.textarea(label).bind_value(self.draft, field)
+        return box.on("keydown.ctrl.enter", lambda: self.act(act, *arguments))
 
     def picture(self, path: Path, alt: str = "") -> None:
         """Show an image of the folder; the pixels of a file never change."""
@@ -117,28 +162,19 @@ class StudioPage:
 
         options: dict[str, Any] = {"multiple": True, "auto_upload": True, "max_file_size": MOST_BYTES}
         upload = ui.upload(on_multi_upload=handle, **options).props('accept=".png,.jpg,.jpeg,.webp"').classes("hidden")
-        zone = ui.button("Drop or choose pictures").props("flat no-caps").classes("drop")
+        zone = ui.button("Drop or choose pictures").props("flat").classes("drop")
         zone.on("click", js_handler=f"(e) => runMethod({upload.id}, 'pickFiles', [e])")
         zone.on("dragover", js_handler="(e) => e.preventDefault()")
         added = f"runMethod({upload.id}, 'addFiles', [[...e.dataTransfer.files]])"
         zone.on("drop", js_handler=f"(e) => {{ e.preventDefault(); {added}; }}")
 
-    def status(self) -> None:
-        """The job that runs, and the fault of the last one."""
-        with tag("div", "status", role="status"):
-            with ui.row().bind_visibility_from(self.studio, "job", backward=lambda job: not job.ended):
-                ui.spinner(size="sm").props("aria-hidden=true")
-                ui.label().bind_text_from(self.studio, "job", backward=lambda job: job.phase)
-                self.button("Stop", lambda: setattr(self.studio.job, "stopped", True))
-            ui.label().classes("fault").bind_text_from(self.studio, "job", backward=lambda job: job.error)
-
-    def toast(self) -> None:
-        """The last removal, with its undo."""
-        with tag("div", "toast", role="status").bind_visibility_from(self.folder, "removed", backward=bool):
-            ui.label().bind_text_from(
-                self.folder, "removed", backward=lambda last: f"Removed {last[0]}." if last else ""
-            )
-            self.button("Undo", self.folder.undo, look="flat dense")
+    @contextmanager
+    def dialog(self, name: str) -> Iterator[ui.dialog]:
+        with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), tag("div", "dialog"):
+            dialog.on("hide", dialog.delete).props["aria-label"] = name
+            heading(name)
+            yield dialog
+            self.button("Close", dialog.close, look="flat")
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -149,12 +185,12 @@ class StudioPage:
             self.drop_zone(self.dropped)
             for page in self.folder.pages:
                 first, folder = page[0], page[0].path.parent
-                name = first.recipe.name[:60]
+                title = title_of(first)
                 is_open = folder.name == self.draft.page
                 with tag("div", "thumb" + " here" * is_open):
-                    shown = self.shot(first, name, f"Open {name}", page=folder.name, drawing=0)
+                    shown = self.shot(first, title, f"Open {title}", page=folder.name, drawing=0)
                     shown.props["aria-current"] = str(is_open).lower()
-                    self.cross(f"Remove {name}", self.folder.remove, name, folder)
+                    self.remove(title, folder)
 
     def dropped(self, files: Files) -> None:
         """Open dropped pictures as a page; a single one with the recipe that it has."""
@@ -162,30 +198,7 @@ class StudioPage:
         # A panel has the recipe of its page.
         self.studio.add_pictures([(opened(*file), file[0]) for file in files], {} if "place" in texts else texts)
 
-    def form(self) -> None:
-        """One box; a sentence unfolds into panels that can be edited."""
-        with tag("section", "card"):
-            self.box = text_field("What should the pictures show?", multiline=True).bind_value(self.draft, "words")
-            self.box.on("keydown.ctrl.enter", lambda: self.act(self.draw))
-            with ui.row():
-                self.button("Draw", self.draw, look="")
-                self.button("Show the panels", self.studio.unfold)
-            self.subject()
-
     @ui.refreshable_method
-    def subject(self) -> None:
-        """The form of the words, the pictures that are changed by them, and who is in it."""
-        form = "Write a sentence; or what all of them show, and then a line for each."
-        if self.draft.sources:
-            form = "Write what should change in this, a line for each new picture."
-        ui.label(form).classes("soft")
-        with ui.row():
-            for name in self.draft.sources:
-                with tag("div", "thumb small"):
-                    self.picture(self.folder.path / name, "A picture to change")
-                    self.cross("Change no picture", self.studio.change, [], self.draft.page_words)
-        self.person("Who is in it", "nobody in particular")
-
     def person(self, label: str, nobody: str) -> None:
         """Choose a character."""
         people = {name: plain(name) for name in self.folder.characters()}
@@ -194,20 +207,13 @@ class StudioPage:
         if people:
             # Not bound: a select without a character's name would reset a draft that has just got it.
             who = ui.select({"": nobody} | people, label=label, value=self.draft.character)
-            who.props("dense outlined").classes("pick")
             who.on_value_change(lambda event: self.act(self.studio.keep, character=event.value))
-
-    def draw(self) -> None:
-        if not self.draft.sources:
-            self.studio.unfold()
-        # Faults of the words are said at once, and not when the models have loaded.
-        self.studio.prompts()
-        self.studio.submit(self.studio.draw)
 
     @ui.refreshable_method
     def hero(self) -> None:
         """The page that is open: the picture with its verbs, its check, and the other drawings."""
         page = self.folder.page(self.draft.page)
+        ui.page_title(f"{title_of(page[0])} · pacorl studio" if page else "pacorl studio")
         if not page:
             with tag("section", "empty", aria_label="Nothing is open"):
                 ui.label("Your pages appear here. Write a sentence, or drop pictures of any program.")
@@ -220,14 +226,16 @@ class StudioPage:
             ui.label(standing(recipe)).classes("standing")
             with ui.row():
                 if recipe.grid.count > 1:
-                    self.button("Check and repair", self.studio.submit, self.studio.check, drawing=drawing, look="")
+                    check = self.studio.check
+                    self.button("Check and repair", self.studio.submit, check, drawing, look="")
                 self.button("Save", ui.download, drawing.path, f"{self.draft.page}.png")
                 if recipe.prompt:
                     self.button("Fill in its words", self.studio.restore, recipe, look="flat")
                 else:
                     shape = ui.select(sorted({*LAYOUTS, recipe.layout}), value=recipe.layout, label="Rows x columns")
-                    shape.props("outlined dense").classes("pick")
                     shape.on_value_change(lambda event: self.act(drawing.rewrite, layout=event.value))
+            sides = [f"{side / PRINT_DPI * CM_PER_INCH:.1f}" for side in open_image(drawing.path).size]
+            ui.label(f"In print {' x '.join(sides)} cm, at {PRINT_DPI} dpi.").classes("soft")
             # The verdict has the words of `pacorl check`.
             with tag("div", "verdict" if recipe.odd is None else "verdict bad"):
                 for line in recipe.checked:
@@ -245,11 +253,10 @@ class StudioPage:
     def panels(self, drawing: Drawing) -> None:
         """The picture, with the verbs of each panel on it."""
         recipe, character, look = drawing.recipe, self.draft.character, "flat dense"
-        count = recipe.grid.count
+        grid, count = recipe.grid, recipe.grid.count
         with tag("div", "hero"):
             self.picture(drawing.path, recipe.name)
-            grid = f"grid-template: repeat({recipe.grid.rows}, 1fr) / repeat({recipe.grid.cols}, 1fr)"
-            with tag("div", "verbs").style(grid):
+            with tag("div", "verbs").style(f"grid-template: repeat({grid.rows}, 1fr) / repeat({grid.cols}, 1fr)"):
                 for panel in range(count):
                     it = f"panel {panel + 1}" if count > 1 else "this picture"
                     with tag("div", "odd" if panel == recipe.odd else ""):
@@ -257,26 +264,30 @@ class StudioPage:
                             name = f"Keep {it} as a picture of {plain(character)}"
                             self.button("Keep", self.keep, drawing, panel, name=name, look=look)
                         if recipe.panels and count > 1:
-                            redraw = partial(self.studio.redraw, drawing=drawing, panel=panel)
-                            self.button("Redraw", self.studio.submit, redraw, name=f"Draw {it} again", look=look)
-                        # Offered for each model: the form says which one changes pictures.
-                        name = f"Change {it} by words"
-                        self.button("Change", self.change_panel, drawing, panel, name=name, look=look)
+                            work = (self.studio.submit, self.studio.redraw, drawing, panel)
+                            self.button("Redraw", *work, name=f"Draw {it} again", look=look)
+                        # Offered for each model: a fault names the model that changes no pictures.
+                        self.button(
+                            "Change", self.ask_for_change, drawing, panel, it, name=f"Change {it} by words", look=look
+                        )
 
-    def change_panel(self, drawing: Drawing, panel: int) -> None:
-        """Hand one panel, never the whole page, to the editor."""
-        source = self.folder.add_source(drawing.panels[panel])
-        self.studio.change([source], "")
-        # On a phone the box is above the view, or below the header that stays, from where a focus does not scroll it.
-        box = f"getHtmlElement({self.box.id})"
-        ui.run_javascript(f"{box}.focus(); {box}.scrollIntoView({{block: 'center'}})")
+    def ask_for_change(self, drawing: Drawing, panel: int, it: str) -> None:
+        """Open the dialog that hands one panel, never the whole page, to the editor."""
+
+        def change() -> None:
+            dialog.close()
+            self.studio.submit(self.studio.change, drawing, panel, self.draft.change)
+
+        with self.dialog(f"Change {it}") as dialog:
+            self.words(CHANGES, "change", change).props("autofocus")
+            self.button("Change it", change, look="")
 
     def keep(self, drawing: Drawing, panel: int) -> None:
         """Add a panel to the character's pictures; a drawn panel's text becomes the caption."""
         recipe = drawing.recipe
         caption = recipe.panels[panel] if recipe.panels else ""
         self.folder.add_picture(self.draft.character, drawing.panels[panel], caption)
-        ui.notify(f"Kept as a picture of {plain(self.draft.character)}.")
+        self.studio.note = f"Kept as a picture of {plain(self.draft.character)}."
 
     # --- characters --------------------------------------------------------------------------------------------------
 
@@ -285,7 +296,11 @@ class StudioPage:
         self.person("Your characters", "a new one")
         name = self.draft.character
         if not name:
-            self.new_character()
+            with card("A new character"):
+                ui.label("Five to twenty pictures of one character are enough to draw it the same everywhere.")
+                ui.input("Name").bind_value(self.draft, "name")
+                ui.textarea("What it looks like").bind_value(self.draft, "description")
+                self.button("Make it", self.make_character, look="")
             return
         with card("Pictures"):
             ui.label(self.folder.character(name, least=0).text)
@@ -293,49 +308,40 @@ class StudioPage:
                 for index, (path, caption) in enumerate(self.folder.pictures(name), 1):
                     with tag("div", "picture thumb"):
                         self.picture(path, caption or "A picture of it")
-                        shows = text_field("What it shows", caption)
-                        shows.on_value_change(lambda event, path=path: attempt(self.folder.caption, path, event.value))
-                        self.cross(f"Remove picture {index}", self.folder.remove, "a picture", path)
+                        # Written when a person pauses.
+                        shows = ui.input("What it shows", value=caption).props("debounce=200")
+                        write = partial(self.attempt, self.folder.caption, path)
+                        shows.on_value_change(lambda event, write=write: write(event.value))
+                        self.remove(f"picture {index}", path)
                 self.drop_zone(self.add_pictures)
         with card("More pictures of it"):
-            ui.label("Drawn from its pictures by words, a line for each; the best come first, and you keep some.")
-            self.button("Draw a sheet", self.start_sheet)
+            ui.label("Drawn from its pictures. Of each line the best comes first, and you keep some.").classes("soft")
+            self.words(CHANGES, "sheet", self.draw_sheet)
+            self.button("Draw a sheet", self.draw_sheet)
         self.teaching(name)
-        self.button(
-            f"Remove {plain(name)}", self.folder.remove, plain(name), self.folder.character_folder(name), look="flat"
-        )
-
-    def start_sheet(self) -> None:
-        """Fill in the form to draw more pictures of a character from its own."""
-        images = self.folder.character(self.draft.character).images
-        sources = [path.relative_to(self.folder.path).as_posix() for path in images]
-        most = max(1, self.studio.spec(edits=True).policy.max_sources)
-        self.studio.change(sources[:most], SHEET)
-        self.studio.keep(tab="Pages")
-
-    def new_character(self) -> None:
-        with card("A new character"):
-            ui.label("Five to twenty pictures of one character are enough to draw it the same everywhere.")
-            text_field("Name").bind_value(self.new, "name")
-            text_field("What it looks like", multiline=True).bind_value(self.new, "description")
-            self.button("Make it", self.make_character, look="")
+        folder = self.folder.character_folder(name)
+        self.button(f"Remove {plain(name)}", self.folder.remove, plain(name), folder, look="flat")
 
     def make_character(self) -> None:
-        self.studio.keep(character=self.folder.new_character(**self.new))
-        self.new.update(name="", description="")
+        name = self.folder.new_character(self.draft.name, self.draft.description)
+        self.studio.keep(character=name, name="", description="")
 
     def add_pictures(self, files: Files) -> None:
         for image in [opened(*file) for file in files]:
             self.folder.add_picture(self.draft.character, image)
 
+    def draw_sheet(self) -> None:
+        """Draw a sheet, which opens among the pages."""
+        self.studio.submit(self.studio.sheet)
+        self.studio.keep(tab="Pages")
+
     def teaching(self, name: str) -> None:
         """The newest training of the character: its latest pictures, and at the end its LoRA."""
         last = newest_training(self.studio.loras(name))
-        is_stopped = last is not None and not last.is_finished
         with card("Teach it"):
             ui.label("From three pictures on. The studio draws nothing else meanwhile.").classes("soft")
-            text = "Go on teaching it" if is_stopped else "Teach it"
-            teach = self.button(text, self.studio.submit, self.studio.teach, character=name, look="")
+            text = "Go on teaching it" if last and not last.is_finished else "Teach it"
+            teach = self.button(text, self.studio.submit, self.studio.teach, name, look="")
             teach.set_enabled(len(self.folder.pictures(name)) >= LEAST)
             if last and last.samples:
                 ui.label("At the left without what it learned, at the right with it.").classes("soft")
@@ -352,52 +358,38 @@ class StudioPage:
 
     def ask_for_models(self) -> None:
         """Open the dialog of models, with their abilities and whether they fit this machine."""
-        # The dialog stays when parts of the page are drawn anew.
-        with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), tag("div", "dialog"):
-            dialog.on("hide", dialog.delete).props["aria-label"] = "Models"
-            heading("Models")
-            ui.label(f"Judged by {shown_name(self.studio.names.judge, 'judge')}.")
-            self.button("What fits this machine?", self.studio.submit, self.studio.measure, look="")
+        submit, studio = self.studio.submit, self.studio
+        with self.dialog("Models") as dialog:
+            ui.label(f"Judged by {shown_name(studio.names.judge, 'judge')}.")
+            self.button("What fits this machine?", submit, studio.measure, look="")
             for name, about in offers().items():
                 with tag("div", "offer"):
                     ui.label(f"{shown_name(name)} {about}")
-                    ui.label().classes("soft").bind_text_from(self.studio.fits, name)
+                    ui.label().classes("soft").bind_text_from(studio.fits, name)
                     if not is_here(name):
                         self.download(name).on_click(dialog.close)
                     elif name != JUDGE:
-                        self.button("Use", self.use, name, name=f"Use {shown_name(name)}", look="").on_click(
-                            dialog.close
-                        )
-            file = text_field("A file of ComfyUI, or a folder: its path")
-            self.button("Use this", lambda: self.use(file.value.strip()), look="").on_click(dialog.close)
-            self.button("Close", dialog.close, look="flat")
-
-    def use(self, name: str) -> None:
-        self.studio.submit(self.studio.use, name=name)
+                        use = self.button("Use", submit, studio.use, name, name=f"Use {shown_name(name)}", look="")
+                        use.on_click(dialog.close)
+            file = ui.input("A file of ComfyUI, or a folder: its path")
+            use = self.button("Use this", lambda: submit(studio.use, file.value.strip()), look="")
+            use.on_click(dialog.close)
 
     def download(self, name: str) -> ui.button:
         """Download a model, after its licence was accepted."""
         with ui.expansion(f"Download {name}"):
             ui.link(f"huggingface.co/{name}", f"https://huggingface.co/{name}", new_tab=True)
             agreed = ui.checkbox("I have read its licence there, and accept it")
-            token = ui.input("Access token, where the page asks for one", password=True).classes("wide")
+            token = ui.input("Access token, where the page asks for one", password=True)
             ui.label("The token is kept nowhere.").classes("soft")
 
             def fetch() -> None:
-                self.studio.submit(self.studio.download, name=name, token=token.value or "")
+                self.studio.submit(self.studio.download, name, token.value or "")
 
             return self.button("Download", fetch, look="").bind_enabled_from(agreed, "value")
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------------
-
-
-def attempt(function: Callable[..., object], *arguments: Any, **options: Any) -> None:
-    """Call a function, or show its fault of the input or the disk."""
-    try:
-        function(*arguments, **options)
-    except (ValueError, OSError) as error:
-        ui.notify(str(error), type="warning", timeout=10_000, multi_line=True)
 
 
 def tag(name: str, classes: str = "", **attributes: Any) -> ui.element:
@@ -406,11 +398,6 @@ def tag(name: str, classes: str = "", **attributes: Any) -> ui.element:
     for attribute, value in attributes.items():
         made.props[attribute.replace("_", "-")] = value
     return made
-
-
-def text_field(label: str, value: str = "", *, multiline: bool = False) -> ui.input | ui.textarea:
-    field = ui.textarea(label, value=value).props("autogrow") if multiline else ui.input(label, value=value)
-    return field.props("outlined dense debounce=200").classes("wide")
 
 
 def heading(text: str) -> None:
@@ -436,11 +423,18 @@ def plain(name: str) -> str:
     return name.replace("_", " ")
 
 
+def title_of(drawing: Drawing) -> str:
+    """Tell a page from others of the same words, by its origin and time."""
+    changed = datetime.fromtimestamp(drawing.path.stat().st_mtime)
+    parts = [drawing.recipe.name[:60], drawing.recipe.note[:60], f"{changed:%d %b, %H:%M}"]
+    return ", ".join(filter(None, dict.fromkeys(parts)))
+
+
 def standing(recipe: Recipe) -> str:
     """Say how a drawing was judged, and that a judge does not tell near scores apart."""
     words = [recipe.note]
     if recipe.score is not None:
         words.append(f"{recipe.score:.2f} of 1")
     if recipe.tied > 1:
-        words.append(f"one of {recipe.tied} that are equally good")
+        words.append(f"a tie of {recipe.tied}")
     return ", ".join(filter(None, words)) or "not judged"

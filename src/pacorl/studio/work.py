@@ -1,6 +1,6 @@
 """The studio's work, without its page: models, and one job at a time.
 
-Every method that takes a `Job` runs on the worker's thread (`Studio.submit`). A failed job leaves no files.
+The methods from `measure` on run as jobs on the worker's thread (`Studio.submit`). A failed job leaves no files.
 """
 
 from __future__ import annotations
@@ -13,30 +13,29 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL.Image import Image, Resampling
+from PIL.Image import Image
 
 from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
-from pacorl.core.grid import join, shared_text
+from pacorl.core.grid import shared_text
 from pacorl.io.children import start_python
 from pacorl.io.documents import write_json
-from pacorl.io.files import inside
-from pacorl.io.images import open_image
+from pacorl.io.files import write_atomic
+from pacorl.io.images import png_bytes
 from pacorl.judge import judge_for
 from pacorl.models.adapters import adapter_names, read_adapters
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.records.compose import check_for, layout_for, prompt_from
 from pacorl.records.panels import write_panels
-from pacorl.studio.folder import Drawing, Folder, Recipe, timestamp
-from pacorl.studio.models import JUDGE, download, fit_of, is_here, judge_of, offers, shown_name
+from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, timestamp
+from pacorl.studio.models import JUDGE, PRACTICE, download, fit_of, is_here, judge_of, offers, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
-from pacorl.types import TINY, Grid, Prompt, Size
+from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.gate.check import Check
@@ -55,43 +54,26 @@ PRACTICE_STRENGTH = 0.5
 """Strength of a LoRA of the practice model, which learns single pictures and draws pages."""
 
 
-class StoppedError(Exception):
-    """Raised inside a stopped job."""
-
-
-@dataclass(slots=True)
-class Job:
-    """The work that runs, or the last one."""
-
-    phase: str
-    error: str = ""
-    ended: bool = False
-    stopped: bool = False
-
-    def enter(self, phase: str) -> None:
-        self.phase = phase
-        self.go_on()
-
-    def go_on(self, images: int = 0) -> None:
-        """Raise StoppedError if a person stopped the job; generators call it with their number of `images`."""
-        if self.stopped:
-            raise StoppedError
-
-
 class Studio:
     """One person's studio: folder, draft, models, and the job that runs."""
 
-    def __init__(self, folder: Path, names: StudioModels | None = None) -> None:
+    def __init__(self, folder: Path, names: StudioModels = PRACTICE) -> None:
         self.folder = Folder(folder)
         self.draft = self.folder.read_draft()
-        self._kept = self.draft.model_dump()
-        self.names = names or StudioModels()
+        self._saved = self.draft.model_dump()
+        self.names = names
         # The model that was chosen on the page, unless the command names one.
-        if self.names == StudioModels() and self.draft.model:
-            self.names = self._chosen()
-        self.job = Job("", ended=True)
+        if names == PRACTICE:
+            self.names = self.draft.chosen or names
         self.version = 0
         """Counts changes, so that every open window shows them."""
+        self.phase = ""
+        """Phase of the job that runs; empty without one."""
+        self.fault = ""
+        """Fault of the last job or action."""
+        self.note = ""
+        """Effect of the last action, where the page does not show it."""
+        self._stopped = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
         self.fits = dict.fromkeys(offers(), "")
         """Model → whether it fits this machine, in words; empty before `measure`."""
@@ -99,7 +81,7 @@ class Studio:
         """Kind and LoRAs of the loaded generator, the generator, and the judge."""
 
     def close(self) -> None:
-        self.job.stopped = True
+        self.stop()
         self._worker.shutdown(wait=True)
         self.unload()
         self.save()
@@ -111,41 +93,67 @@ class Studio:
             setattr(self.draft, name, value)
         self.version += 1
 
-    def change(self, sources: list[str], words: str) -> None:
-        """Fill in the form to change pictures, or to draw a page without `sources`."""
-        if not self.draft.sources:
-            self.draft.page_words = self.draft.words
-        self.keep(sources=sources, words=words)
-
     def save(self) -> None:
         """Write the draft if it has changed: fields of the page are bound to it."""
         document = self.draft.model_dump()
-        if document != self._kept:
+        if document != self._saved:
             write_json(self.folder.path / "draft.json", document)
-            self._kept = document
+            self._saved = document
 
-    def submit(self, work: Callable[..., object], **options: Any) -> Job:
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def submit(self, work: Callable[..., object], *arguments: Any) -> None:
         """Start a job. Raises ValueError while another one runs."""
-        if not self.job.ended:
-            raise ValueError(f"{self.job.phase} is under way; stop it, or wait")
-        self.job = job = Job("Beginning")
+        if self.phase:
+            raise ValueError(f"{self.phase} is under way; stop it, or wait")
+        self.phase, self.fault, self._stopped = "Beginning", "", False
 
         def run() -> None:
             try:
-                work(job, **options)
-            except StoppedError:
+                work(*arguments)
+            except CancelledError:
                 pass
             except Exception as error:
                 # Messages of these classes are for users; anything else is a fault of ours, logged in full.
                 if not isinstance(error, ValueError | OSError | RuntimeError):
                     logging.getLogger(__name__).exception("a job of the studio failed")
-                job.error = str(error).strip() or type(error).__name__
+                self.fault = str(error).strip() or type(error).__name__
             finally:
-                job.ended = True
+                self.phase = ""
                 self.version += 1
 
         self._worker.submit(run)
-        return job
+
+    def stop(self) -> None:
+        """Stop the job that runs, at its next step."""
+        self._stopped = True
+
+    def enter(self, phase: str) -> None:
+        """Name the phase of the job. Raises CancelledError if a person stopped it."""
+        self.phase = phase
+        self.go_on()
+
+    def go_on(self, images: int = 0) -> None:
+        """Raise CancelledError if a person stopped the job; generators call it with their number of `images`."""
+        if self._stopped:
+            raise CancelledError
+
+    def _run_child(self, command: Sequence[str], phase: Callable[[], str], **environment: str) -> None:
+        """Run Python until it ends, or the job is stopped. Raises RuntimeError with its last line if it fails."""
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            # Its standard input ends with this process, however that ends: a trainer saves, and stops.
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+            with start_python(*command, **pipes, env=os.environ | environment) as process:
+                try:
+                    while process.poll() is None:
+                        time.sleep(0.5)
+                        self.enter(phase())
+                except CancelledError:
+                    process.terminate()  # a trainer saves
+                    raise
+            if process.returncode:
+                log.seek(0)
+                raise RuntimeError(log.read().strip().rpartition("\n")[2] or f"it ended with {process.returncode}")
 
     # --- models ------------------------------------------------------------------------------------------------------
 
@@ -161,6 +169,7 @@ class Studio:
     def adapters(self, character: str, *, edits: bool = False) -> dict[str, float]:
         """List the LoRAs of the next drawing: the command's and the character's."""
         if edits and self.names.model == TINY:
+            # The practice editor is another model than the practice generator, with a LoRA of its own.
             return dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
         adapters = read_adapters(self.names.adapter)
         training = newest_training(self.loras(character)) if character else None
@@ -168,70 +177,66 @@ class Studio:
             adapters[str(training.lora)] = PRACTICE_STRENGTH if self.names.model == TINY else 1.0
         return adapters
 
-    def known(self, recipe: Recipe) -> str:
-        """Return the character of a recipe; empty if it is not here."""
-        if recipe.character not in self.folder.characters():
-            return ""
-        return recipe.character
-
-    def measure(self, job: Job) -> None:
-        """Find out which models fit this machine."""
-        for name in offers():
-            if name != JUDGE:
-                job.enter(f"Measuring {shown_name(name)}")
-                self.fits[name] = fit_of(name)[1]
-
-    def use(self, job: Job, name: str) -> None:
-        """Draw with another model from now on.
-
-        Raises:
-            ValueError: it is no model of this machine, or does not fit it.
-        """
-        job.enter(f"Looking at {shown_name(name)}")
-        # The recipe of a file from elsewhere may name anything, and is to download nothing.
-        if not is_here(name):
-            raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
-        POLICIES.named(kind_of(name)).check_source(name)
-        # Plan first: a load that does not fit would exhaust the machine.
-        memory, words = fit_of(name)
-        if not memory:
-            raise ValueError(f"{name} {words}")
-        self.unload()
-        self.keep(model=name, memory=memory)
-        self.names = self._chosen()
-
-    def _chosen(self) -> StudioModels:
-        # Without the command's LoRA, which belongs to its model.
-        memory: Any = self.draft.memory
-        return StudioModels(model=self.draft.model, memory=memory, judge=judge_of(self.draft.model))
-
-    def download(self, job: Job, name: str, token: str) -> None:
-        """Fetch a model. The token is written nowhere, and is no argument, which other users could read."""
-        secret = {"HF_TOKEN": token} if token else {}
-        run_child(job, download(name), secret, phase=lambda: f"Downloading {name}")
-
-    def _models(self, job: Job, character: str, *, edits: bool = False) -> tuple[Generator, PacoReward]:
+    def _models(self, character: str, *, edits: bool = False) -> tuple[Generator, PacoReward]:
         """Load the generator with a character's LoRA, and the judge; both stay loaded until another choice."""
         from pacorl.gate.paco_reward import PacoReward
         from pacorl.generate.generator import Generator
         from pacorl.io.quiet import quiet_loading
         from pacorl.runtime.cores import use_cores
 
-        names, kind, adapters = self.names, self.spec(edits=edits).kind, self.adapters(character, edits=edits)
-        if self._loaded and self._loaded[0] == (kind, adapters):
+        names, key = self.names, (self.spec(edits=edits).kind, self.adapters(character, edits=edits))
+        if self._loaded and self._loaded[0] == key:
             return self._loaded[1:]
-        job.enter("Loading the models")
+        self.enter("Loading the models")
         self.unload()
         use_cores()
         quiet_loading()
-        generator = Generator.from_pretrained(names.model, kind=kind, adapter=adapters, memory=names.memory)
+        generator = Generator.from_pretrained(names.model, kind=key[0], adapter=key[1], memory=names.memory)
         with generator.judging():
             reward = PacoReward.from_pretrained(judge_for(names.judge, edits=edits), memory=names.memory)
         generator.judged_by(reward.judge)
-        self._loaded = ((kind, adapters), generator, reward)
+        self._loaded = (key, generator, reward)
         return generator, reward
 
-    # --- drawing -----------------------------------------------------------------------------------------------------
+    def measure(self) -> None:
+        """Find out which models fit this machine."""
+        for name in offers():
+            if name != JUDGE:
+                self.enter(f"Measuring {shown_name(name)}")
+                self.fits[name] = fit_of(name)[1]
+
+    def use(self, name: str) -> None:
+        """Draw with another model from now on, without the command's LoRA, which belongs to its model.
+
+        Raises:
+            ValueError: it is no model of this machine, or does not fit it.
+        """
+        self.enter(f"Looking at {shown_name(name)}")
+        # The recipe of a file from elsewhere may name anything, and is to download nothing.
+        if not is_here(name):
+            raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
+        POLICIES.named(kind_of(name)).check_source(name)
+        # Plan first: a load that does not fit would exhaust the machine.
+        memory: Any
+        memory, words = fit_of(name)
+        if not memory:
+            raise ValueError(f"{name} {words}")
+        self.unload()
+        self.names = StudioModels(model=name, memory=memory, judge=judge_of(name))
+        self.keep(chosen=self.names)
+
+    def download(self, name: str, token: str) -> None:
+        """Fetch a model. The token is written nowhere, and is no argument, which other users could read."""
+        secret = {"HF_TOKEN": token} if token else {}
+        self._run_child(download(name), lambda: f"Downloading {name}", **secret)
+
+    # --- words -------------------------------------------------------------------------------------------------------
+
+    @property
+    def panels(self) -> tuple[str, list[str]]:
+        """What all panels of the draft show, and a line for each; no line before `unfold`."""
+        theme, *lines = self.draft.words.split("\n")
+        return theme.strip(), lines_of(lines)
 
     def unfold(self) -> None:
         """Turn the draft's sentence into a shared description and a line per panel, unless it has lines.
@@ -243,96 +248,161 @@ class Studio:
             return
         sentence, name = self.draft.words, self.draft.character
         if name:
-            text = self.folder.character(name, least=0).text
+            described = self.folder.character(name, least=0).text
             # A LoRA learned the name too; the practice model knows no names.
-            described = text if self.names.model == TINY else f"{name}, {text}"
+            if self.names.model != TINY:
+                described = f"{name}, {described}"
             sentence = sentence.replace(name.replace("_", " "), described)
         written = write_panels(sentence)
         panels = [text.removeprefix(f"{written.theme}, ") for text in written.panels]
         self.keep(words="\n".join([written.theme, *panels]))
 
-    @property
-    def panels(self) -> tuple[str, list[str]]:
-        """What all panels of the draft show, and a line for each; no line before `unfold`."""
-        theme, *lines = self.draft.words.split("\n")
-        return theme.strip(), [line.strip() for line in lines if line.strip()]
-
-    def prompts(self) -> list[Prompt]:
-        """Build the prompt of the draft, or one for each line that changes its pictures.
+    def prompt(self) -> Prompt:
+        """Build the prompt of the draft.
 
         Raises:
-            ValueError: the model does not know a word, or draws or changes no pictures.
+            ValueError: the model does not know a word, or draws no pages.
         """
-        draft = self.draft
-        spec = self.spec(edits=bool(draft.sources))
-        if not (spec.edits if draft.sources else spec.sets):
-            verb = "changes" if draft.sources else "draws"
-            raise ValueError(f"{shown_name(self.names.model)} {verb} no pictures; choose a model above that does")
-        if draft.sources:
-            sources = tuple(self.folder.path / name for name in draft.sources)
-            lines = [line.strip() for line in draft.words.splitlines() if line.strip()]
-            if not lines:
-                raise ValueError("say what should change, a line for each new picture")
-            prompts = [Prompt(number, line, sources=sources) for number, line in enumerate(lines)]
-            return [check_for(self.names.model, prompt) for prompt in prompts]
+        if not self.spec().sets:
+            raise ValueError(f"{shown_name(self.names.model)} draws no pages; choose a model above that does")
         theme, panels = self.panels
         prompt = prompt_from(self.names.model, theme=theme, panels=panels)
-        if draft.character:
-            character = self.folder.character(draft.character)
-            references = character.images[: spec.policy.max_references]
+        if self.draft.character:
+            character = self.folder.character(self.draft.character)
+            references = character.images[: self.spec().policy.max_references]
             prompt = replace(prompt, characters=(character,), references=references)
-        return [prompt]
+        return prompt
 
-    def draw(self, job: Job) -> None:
-        """Draw and rank candidates of the draft, and open them as a new page."""
+    def edits(self, words: str, sources: Sequence[Path]) -> list[Prompt]:
+        """Build a prompt for each line of words that changes pictures.
+
+        Raises:
+            ValueError: there are no words, the model does not know one, or it changes no pictures.
+        """
+        if not self.spec(edits=True).edits:
+            raise ValueError(f"{shown_name(self.names.model)} changes no pictures; choose a model above that does")
+        lines = lines_of(words.splitlines())
+        if not lines:
+            raise ValueError("say what should change, a line for each new picture")
+        prompts = [Prompt(number, line, sources=tuple(sources)) for number, line in enumerate(lines)]
+        return [check_for(self.names.model, prompt) for prompt in prompts]
+
+    def sheet_sources(self, character: str) -> tuple[Path, ...]:
+        """Return the pictures of a character from which its sheet is drawn."""
+        return self.folder.character(character).images[: self.spec(edits=True).policy.max_sources]
+
+    def known(self, recipe: Recipe) -> str:
+        """Return the character of a recipe; empty if it is not here."""
+        if recipe.character not in self.folder.characters():
+            return ""
+        return recipe.character
+
+    def restore(self, recipe: Recipe) -> None:
+        """Fill the form in from a recipe, so that the same picture is drawn first.
+
+        Raises:
+            ValueError: the current models and pictures would make another one.
+        """
+        character, edits = self.known(recipe), bool(recipe.sources)
+        self.keep(seed=recipe.seed, character=character)
+        sources: Sequence[Path] = ()
+        if edits:
+            self.keep(sheet=recipe.prompt, tab="Characters")
+            sources = self.sheet_sources(character) if character else ()
+        else:
+            self.keep(words="\n".join([recipe.theme or recipe.prompt, *recipe.panels]))
+        adapters = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
+        then_and_now = {
+            "model": (recipe.model, self.names.model),
+            "LoRA": (recipe.adapter, adapter_names(adapters)),
+            "character": (recipe.character, character),
+            "layout": (recipe.grid, layout_for(len(recipe.panels) or 1)),
+            "pictures": (" and ".join(recipe.sources), " and ".join([path.name for path in sources])),
+        }
+        differing = [f"{name} {then or 'none'}" for name, (then, now) in then_and_now.items() if then != now]
+        if differing:
+            raise ValueError(f"this was drawn with {', '.join(differing)}, and would be another now")
+
+    # --- drawing -----------------------------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        """Draw and rank candidates of the draft, and open them as a page."""
+        self.unfold()
+        self._open(self._candidates([self.prompt()], seed=self.draft.seed))
+        self.draft.seed = None
+
+    def sheet(self) -> None:
+        """Draw more pictures of the draft's character: its own, changed by each line of the sheet."""
+        name = self.draft.character
+        drawings = self._candidates(self.edits(self.draft.sheet, self.sheet_sources(name)), seed=self.draft.seed)
+        self._open([(image, recipe.updated(characters=[name])) for image, recipe in drawings])
+        self.draft.seed = None
+
+    def change(self, drawing: Drawing, panel: int, words: str) -> None:
+        """Change one panel of a page by words, a line for each new picture. The page before comes last."""
+        with tempfile.TemporaryDirectory() as scratch:
+            source = Path(scratch) / "panel.png"
+            write_atomic(source, png_bytes(drawing.panels[panel]))
+            edited = self._candidates(self.edits(words, [source]))
+        pages = []
+        for image, edit in edited:
+            # Of the change alone: the page has not been judged with it.
+            judged = {"score": edit.score, "judge": edit.judge, "tied": edit.tied, "matrix": ()}
+            note = edit.note
+            if drawing.recipe.grid.count > 1:
+                note = f"panel {panel + 1}: {note}"
+            recipe = drawing.recipe.updated(note=note, checked=[], odd=None, **judged)
+            pages.append((drawing.with_panel(panel, image), recipe))
+        self._open([*pages, drawing.before])
+
+    def redraw(self, drawing: Drawing, panel: int) -> None:
+        """Draw one panel again some times, and rank these pages with the page before, so that none is worse."""
+        from pacorl.generate.sets import best_first, judge_sets
+
+        recipe = drawing.recipe
+        generator, reward = self._models(self.known(recipe))
+        draw = self._redrawing(generator, recipe, drawing.panels[panel], seed=new_seed())
+        changed = recipe.updated(checked=[], odd=None, note=f"panel {panel + 1} drawn again")
+        self.enter(f"Drawing panel {panel + 1} again")
+        pages = [drawing.before]
+        for number in range(DRAWINGS):
+            pages.append((drawing.with_panel(panel, draw(panel, number)[0]), changed))
+        self.enter("Comparing")
+        # Whole pages are judged: a panel is consistent only with its neighbours.
+        prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
+        with generator.judging():
+            judged = judge_sets(reward.judge, [prompt] * len(pages), [image for image, _ in pages])
+        ranked = []
+        for group in best_first(judged):
+            for index in group:
+                image, recipe = pages[index]
+                scores = {"score": judged[index].score, "matrix": judged[index].matrix, "tied": len(group)}
+                ranked.append((image, recipe.updated(**scores)))
+        self._open(ranked)
+
+    def _candidates(self, prompts: Sequence[Prompt], *, seed: int | None = None) -> list[tuple[Image, Recipe]]:
+        """Draw candidates of each prompt, best first; a seed of None is a new one."""
         from pacorl.generate.generated_images import recipe_texts
         from pacorl.generate.sets import generate_sets
 
-        prompts, draft = self.prompts(), self.draft.model_copy()
-        generator, reward = self._models(job, draft.character, edits=bool(draft.sources))
-        seed = draft.seed
+        generator, reward = self._models(self.draft.character, edits=bool(prompts[0].sources))
         if seed is None:
             seed = new_seed()
+        self.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
         # `go_on` stops a drawing between two of its steps.
-        job.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
-        options: dict[str, Any] = {"best_of": DRAWINGS, "judge": reward, "keep_all": True, "on_step": job.go_on}
+        options: dict[str, Any] = {"best_of": DRAWINGS, "judge": reward, "keep_all": True, "on_step": self.go_on}
         drawings = []
-        best = 1
         for each in generate_sets(generator, prompts, seed=seed, **options):
-            recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge))
-            if draft.sources:
-                recipe = recipe.updated(note=each.prompt.text.rstrip("."), sources=draft.sources)
-            matrix = each.judged.matrix if each.judged else ()
-            if each.rank == 1:
-                best = each.tied
-            drawings.append((each.image, recipe.updated(tied=best if each.rank <= best else 1, matrix=matrix)))
-        self._open(drawings)
-        self.draft.seed = None
+            recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge)).updated(tied=each.tied)
+            if each.judged:
+                recipe = recipe.updated(matrix=each.judged.matrix)
+            if recipe.sources:
+                recipe = recipe.updated(note=recipe.prompt.rstrip("."))
+            drawings.append((each.image, recipe))
+        return drawings
 
     def _open(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
         self.keep(page=self.folder.add_page(drawings), drawing=0)
-
-    def restore(self, recipe: Recipe) -> None:
-        """Fill the draft in from a recipe, so that the same picture is drawn first.
-
-        Raises:
-            ValueError: a source picture is missing, or the current models would draw another picture.
-        """
-        # A dropped file may name any path.
-        if not all(inside(self.folder.path, name).is_file() for name in recipe.sources):
-            raise ValueError("the picture that it changes is not here; choose Change on another one")
-        edits = bool(recipe.sources)
-        character = self.draft.character if edits else self.known(recipe)
-        words = "\n".join([recipe.theme or recipe.prompt, *recipe.panels])
-        self.change(recipe.sources, words)
-        self.keep(seed=recipe.seed, character=character)
-        then = {"model": recipe.model, "LoRA": recipe.adapter, "character": recipe.character, "layout": recipe.layout}
-        adapters = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
-        now = {"model": self.names.model, "LoRA": adapter_names(adapters), "character": "" if edits else character}
-        now["layout"] = str(layout_for(len(recipe.panels) or 1))
-        differing = [f"{name} {value or 'none'}" for name, value in then.items() if value != now[name]]
-        if differing:
-            raise ValueError(f"this page was drawn with {', '.join(differing)}, and would be another now")
 
     # --- an existing page -------------------------------------------------------------------------------------------
 
@@ -343,35 +413,7 @@ class Studio:
         note = ", ".join([name for _, name in pictures])
         self._open([(image, Recipe.model_validate({"layout": str(grid), "note": note, **texts}))])
 
-    def redraw(self, job: Job, drawing: Drawing, panel: int) -> None:
-        """Draw one panel again some times, and rank these pages with the page before, so that none is worse."""
-        from pacorl.generate.sets import best_first, judge_sets
-
-        recipe, panels = drawing.recipe, drawing.panels
-        generator, reward = self._models(job, self.known(recipe))
-        draw = self._redrawing(job, generator, recipe, panels[0], seed=new_seed())
-        # The present page competes too, so that no worse drawing replaces it.
-        pages = [(open_image(drawing.path), recipe.updated(note="as before"))]
-        changed = recipe.updated(checked=[], odd=None, note=f"panel {panel + 1} drawn again")
-        job.enter(f"Drawing panel {panel + 1} again")
-        for number in range(DRAWINGS):
-            panels[panel], _ = draw(panel, number)
-            pages.append((page_of(panels, recipe.grid), changed))
-        job.enter("Comparing")
-        # Whole pages are judged: a panel is consistent only with its neighbours.
-        prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
-        with generator.judging():
-            judged = judge_sets(reward.judge, [prompt] * len(pages), [image for image, _ in pages])
-        ranked = []
-        for place, group in enumerate(best_first(judged)):
-            tied = 1 if place else len(group)
-            for index in group:
-                image, recipe = pages[index]
-                scores = {"score": judged[index].score, "matrix": judged[index].matrix, "tied": tied}
-                ranked.append((image, recipe.updated(**scores)))
-        self._open(ranked)
-
-    def check(self, job: Job, drawing: Drawing) -> None:
+    def check(self, drawing: Drawing) -> None:
         """Check whether the panels of a page belong together, and redraw the odd panels.
 
         The verdict is in the drawing's recipe. A repaired page is a new one. Panels of another program are described
@@ -394,31 +436,29 @@ class Studio:
         character = self.draft.character
         if not recipe.character and self.adapters(character) != self.adapters(""):
             recipe = recipe.updated(characters=[character])
-        generator, reward = self._models(job, self.known(recipe))
+        generator, reward = self._models(self.known(recipe))
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
-        ask = partial(check_set, least=LEAST, names=names, questions=questions_about(shared_text(recipe.prompt)))
+        questions = questions_about(shared_text(recipe.prompt))
 
         def gate(images: Sequence[Image]) -> Check:
-            job.enter("Checking")
+            self.enter("Checking")
             with generator.judging():
-                return ask(reward.judge, images)
+                return check_set(reward.judge, images, least=LEAST, names=names, questions=questions)
 
-        redraw = self._redrawing(job, generator, recipe, panels[0], seed=recipe.seed + 1)
+        redraw = self._redrawing(generator, recipe, panels[0], seed=recipe.seed + 1)
         # Without a text no panel can be drawn again, and an editor draws none from a text alone.
-        most = TRIES if recipe.panels and self.spec().sets else 0
-        repair = repair_set(panels, gate=gate, redraw=redraw, tries=most)
+        tries = TRIES if recipe.panels and self.spec().sets else 0
+        repair = repair_set(panels, gate=gate, redraw=redraw, tries=tries)
         # The verdict stays with the page that was checked, also if nothing was repaired.
-        verdict = self._verdict(repair.before)
-        drawing.rewrite(**verdict)
+        before = drawing.rewrite(**self._verdict(repair.before))
         if repair.tries:
-            tries = [Recipe(note=f"Panel {each.panel + 1}: {each.verdict}") for each in repair.tries]
-            drawn_by = {"characters": recipe.characters, "adapter": generator.adapter}
-            verdict_after = self._verdict(repair.after)
-            repaired = drawing.recipe.updated(tries=[each.note for each in tries], **drawn_by, **verdict_after)
-            before = drawing.recipe.updated(note="as before", **verdict)
-            pages = [(page_of(repair.images, recipe.grid), repaired.updated(note="repaired"))]
-            pages.append((open_image(drawing.path), before))
-            self._open([*pages, *zip((each.image for each in repair.tries), tries, strict=True)])
+            verdicts = [f"Panel {each.panel + 1}: {each.verdict}" for each in repair.tries]
+            drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tries": verdicts}
+            repaired = before.recipe.updated(note="repaired", **drawn_by, **self._verdict(repair.after))
+            pages = [(page_of(repair.images, recipe.grid, panels[0].size), repaired), before.before]
+            for each, verdict in zip(repair.tries, verdicts, strict=True):
+                pages.append((each.image, Recipe(note=verdict)))
+            self._open(pages)
 
     def _verdict(self, check: Check) -> dict[str, Any]:
         """Return the fields that a check adds to a recipe."""
@@ -428,19 +468,20 @@ class Studio:
         scores = {"score": check.scores.mean, "matrix": check.scores.matrix, "tied": 1}
         return {"checked": lines, "odd": check.odd_one_out, **scores}
 
-    def _redrawing(self, job: Job, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
+    def _redrawing(self, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
         """Return the function that redraws a panel of a page from its text, in the size of `panel`."""
         from pacorl.generate.repair import panel_prompt, redraw_by
 
         character = self.known(recipe)
         images = self.folder.character(character).images if character else ()
-        options: dict[str, Any] = {"theme": recipe.theme, "references": images}
-        prompts = [panel_prompt(self.names.model, text, **options) for text in recipe.panels]
+        prompts = []
+        for text in recipe.panels:
+            prompts.append(panel_prompt(self.names.model, text, theme=recipe.theme, references=images))
         # The practice model has a size of its own.
         size = None
         if self.names.model != TINY:
             size = generator.policy.nearest_size(Size(panel.height, panel.width))
-        return redraw_by(generator, prompts, seeds=[seed] * len(prompts), size=size, on_step=job.go_on)
+        return redraw_by(generator, prompts, seeds=[seed] * len(prompts), size=size, on_step=self.go_on)
 
     # --- characters --------------------------------------------------------------------------------------------------
 
@@ -448,18 +489,17 @@ class Studio:
         """Folder of a character's trainings; a LoRA fits one model only."""
         return self.folder.path / "loras" / re.sub(r"\W+", "-", self.names.model) / character
 
-    def teach(self, job: Job, character: str) -> None:
+    def teach(self, character: str) -> None:
         """Teach a character to the model that draws, in a process of its own, or let a stopped training go on.
 
         The process executes no file that a config names: the folder may be somebody else's.
         """
         self.unload()  # two generators would not fit most cards
-        folder = self.folder.character_folder(character)
         training = newest_training(self.loras(character))
         if training is None or training.is_finished:
             training = Training(self.loras(character) / timestamp())
-        command = ["-m", "pacorl", "train-character", str(folder), f"out={training.run}"]
-        command += [*training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
+        command = ["-m", "pacorl", "train-character", str(self.folder.character_folder(character))]
+        command += [f"out={training.run}", *training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
         shown = len(training.samples)
 
         def phase() -> str:
@@ -469,35 +509,15 @@ class Studio:
                 self.version += 1
             return f"Learning {character.replace('_', ' ')}, step {training.step}"
 
-        run_child(job, command, {NO_USER_FILES: "1"}, phase=phase)
+        self._run_child(command, phase, **{NO_USER_FILES: "1"})
 
 
 # --- small things ----------------------------------------------------------------------------------------------------
 
 
-def run_child(job: Job, command: Sequence[str], environment: Mapping[str, str], *, phase: Callable[[], str]) -> None:
-    """Run Python until it ends, or the job is stopped. Raises RuntimeError with its last line if it fails."""
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        # Its standard input ends with this process, however that ends: a trainer saves, and stops.
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
-        with start_python(*command, **pipes, env=os.environ | environment) as process:
-            try:
-                while process.poll() is None:
-                    time.sleep(0.5)
-                    job.enter(phase())
-            except StoppedError:
-                process.terminate()  # a trainer saves
-                raise
-        if process.returncode:
-            log.seek(0)
-            raise RuntimeError(log.read().strip().rpartition("\n")[2] or f"it ended with {process.returncode}")
+def lines_of(lines: Sequence[str]) -> list[str]:
+    return [line.strip() for line in lines if line.strip()]
 
 
 def new_seed() -> int:
     return random.SystemRandom().randrange(2**31)
-
-
-def page_of(panels: Sequence[Image], grid: Grid) -> Image:
-    """Join panels in one image, all at the size of the first."""
-    size = panels[0].size
-    return join([panel if panel.size == size else panel.resize(size, Resampling.LANCZOS) for panel in panels], grid)
