@@ -1,7 +1,6 @@
 """Comparisons are read as they are, and what is wrong with them is named by file and record."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,24 +81,6 @@ def test_fields_and_a_conversation_teach_the_same(folder: Path) -> None:
     (saved,) = comparisons_from(str(folder / "saved.jsonl"))
     assert answer_text(mine) == answer_text(saved) == "No. The hat."
     assert replace(saved, answer="") == mine
-
-
-@pytest.mark.parametrize(
-    ("record", "named"),
-    [
-        (sharegpt(answer="Perhaps."), "begin with Yes or No, it is 'Perhaps"),
-        (sharegpt(question="<image>Same?"), "2 images and 1 <image> tags"),
-        (sharegpt() | {"messages": sharegpt()["messages"][:1]}, "messages"),
-        (sharegpt() | {"messages": [{"content": "Same?"}, {"role": "assistant"}]}, "messages.1.content"),
-        ({"images": ["a.png"], "question": "Red?"}, "'consistent'"),
-        ({"images": ["a.png"], "question": "Red?", "consistent": "yes"}, "consistent"),
-        ({"images": ["a.png"], "question": "Red?", "consistent": True, "reason": "R"}, "mean 'reasons'"),
-    ],
-)  # fmt: skip
-def test_a_bad_record_is_named(folder: Path, record: dict[str, Any], named: str) -> None:
-    write(folder, sharegpt(), record)
-    with pytest.raises(ValueError, match=rf"train\.json, record 2: .*{re.escape(named)}"):
-        comparisons_from(f"{folder}:cot_train")
 
 
 @pytest.mark.slow
