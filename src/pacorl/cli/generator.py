@@ -16,7 +16,6 @@ from pacorl.config.options import (
     CalibratedJudge,
     GeneratorOptions,
     JudgeOptions,
-    ModelOptions,
     inherited,
     option,
 )
@@ -38,7 +37,7 @@ class AdaptedGenerator(GeneratorOptions):
     """The generator, with adapters of any strength."""
 
     adapter: str = inherited(
-        ModelOptions,
+        GeneratorOptions,
         "adapter",
         help="A LoRA of any form: folder, file, ORG/NAME or ORG/NAME:FILE on the hub; SOURCE:0.5 for half of it, "
         "'A:0.5 + B' for two.",

@@ -108,17 +108,6 @@ class CalibratedJudge(JudgeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """The generator of a command."""
-
-    panel: ClassVar[str] = "Generator"
-
-    model: str = option(TINY, "A diffusers folder, a hub name, or the embedded tiny generator.")
-    kind: str = option("", "The policy that runs the model; found out from it if left out.")
-    adapter: str = option("", "A LoRA of any form: folder, file, ORG/NAME or ORG/NAME:FILE on the hub.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class WriterOptions:
     """The writer of a set's panels from one sentence (`records.panels`)."""
 
@@ -128,20 +117,14 @@ class WriterOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudioModels(JudgeOptions):
-    """The generator and the judge of the studio's page."""
-
-    panel: ClassVar[str] = "Models"
-
-    model: str = inherited(ModelOptions, "model")
-    adapter: str = inherited(ModelOptions, "adapter")
-    judge: str = inherited(JudgeOptions, "judge", default=TINY)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeneratorOptions(ModelOptions):
+class GeneratorOptions:
     """The generator of a command, and how it samples."""
 
+    panel: ClassVar[str] = "Generator"
+
+    model: str = option(TINY, "A diffusers folder, a hub name, or the embedded tiny generator.")
+    kind: str = option("", "The policy that runs the model; found out from it if left out.")
+    adapter: str = option("", "A LoRA of any form: folder, file, ORG/NAME or ORG/NAME:FILE on the hub.")
     size: Size | None = option(
         None,
         "HEIGHTxWIDTH of an image; the record's, 192x192 for tiny, else 1024x1024.",
@@ -171,3 +154,14 @@ class GeneratorOptions(ModelOptions):
             with suppress(ValueError):  # plain text
                 values[name] = json.loads(value)
         return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudioModels(JudgeOptions):
+    """The generator and the judge of the studio's page."""
+
+    panel: ClassVar[str] = "Models"
+
+    model: str = inherited(GeneratorOptions, "model")
+    adapter: str = inherited(GeneratorOptions, "adapter")
+    judge: str = inherited(JudgeOptions, "judge", default=TINY)
