@@ -75,7 +75,7 @@ class PainterPolicy(PipelinePolicy):
         (text,) = texts
         return {"words": torch.tensor([[zlib.crc32(word.encode()) % WORDS for word in text.split()]])}
 
-    def collate_alike(self, conditionings):
+    def collate(self, conditionings):
         longest = max(conditioning.tensors["words"].shape[1] for conditioning in conditionings)
         rows = [conditioning.tensors["words"] for conditioning in conditionings]
         return self.on_device({"words": torch.cat([F.pad(row, (0, longest - row.shape[1])) for row in rows])})

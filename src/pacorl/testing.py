@@ -20,6 +20,7 @@ from torch import Tensor
 from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.core.sde import Transition, log_prob
 from pacorl.grpo.rollout import denoise
+from pacorl.grpo.rows import forward_batches
 from pacorl.rewards.reward import Reward, RewardFunction, scores_of
 
 if TYPE_CHECKING:
@@ -144,10 +145,15 @@ def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, 
 def endpoints(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, seed: int = 0) -> Tensor:
     """(B, N, C) endpoints of the engine's loop without noise; the seeds of the prompts count up from `seed`."""
     image_size = policy.size_of(prompts[0], size)
-    return denoise(
-        policy,
-        list(range(seed, seed + len(prompts))),
-        conditioning=policy.collate(policy.encode(prompts, image_size)),
-        sigmas=policy.sigmas(STEPS, image_size),
-        size=image_size,
-    )
+    encoded = policy.encode(prompts, image_size)
+    found: dict[int, Tensor] = {}
+    for rows in forward_batches(policy, prompts, size=size, batch=len(prompts)):
+        latents = denoise(
+            policy,
+            [seed + row for row in rows],
+            conditioning=policy.collate([encoded[row] for row in rows]),
+            sigmas=policy.sigmas(STEPS, image_size),
+            size=image_size,
+        )
+        found |= dict(zip(rows, latents, strict=True))
+    return torch.stack([found[row] for row in range(len(prompts))])

@@ -8,11 +8,16 @@ from hypothesis import strategies as st
 
 from pacorl.core.sampler import Tree
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import Row, assign_rows, divide, epoch_rows, one_size_batches
+from pacorl.grpo.rows import Row, assign_rows, divide, epoch_rows, forward_batches
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Prompt, Size
 
 PROMPTS = set_prompts("train", 4)
+
+
+def apart(prompt: Prompt) -> object:
+    """A key that no other prompt has: no forward is shared."""
+    return object()
 
 
 def test_epochs_use_every_prompt_before_one_comes_again() -> None:
@@ -43,11 +48,11 @@ def test_prompts_are_shuffled_anew_each_time_and_for_each_seed() -> None:
 
 def test_batches_do_not_depend_on_the_number_of_processes() -> None:
     numbered = [Row(PROMPTS[0], number) for number in range(24)]
-    cut = partial(assign_rows, numbered, tree=Tree(24, (1,)), batch=3, updates=2)
+    cut = partial(assign_rows, numbered, tree=Tree(24, (1,)), batch=3, updates=2, kind=apart)
     alone = cut(world=1, rank=0)
     for update in range(2):
         dealt = [
-            assign_rows(numbered, tree=Tree(24, (1,)), batch=3, updates=2, world=2, rank=rank)[update]
+            assign_rows(numbered, tree=Tree(24, (1,)), batch=3, updates=2, world=2, rank=rank, kind=apart)[update]
             for rank in range(2)
         ]
         together = sorted([[row.number for row in batch] for part in dealt for batch in part])
@@ -74,7 +79,7 @@ def test_every_epoch_is_divided(
     assert 1 <= division.batch <= batch
     rows = [Row(PROMPTS[0], number) for number in range(division.prompts * group)]
     tree = config.sampling.tree.resolve(group, steps=1)
-    cut = partial(assign_rows, rows, tree=tree, batch=division.batch, updates=updates, whole_groups=whole)
+    cut = partial(assign_rows, rows, tree=tree, batch=division.batch, updates=updates, whole_groups=whole, kind=apart)
     dealt = [cut(world=world, rank=rank, sharded=sharded) for rank in range(world)]
     assert sorted(row.number for rank in dealt for update in rank for unit in update for row in unit) == list(
         range(len(rows))
@@ -95,20 +100,20 @@ def test_every_epoch_is_divided(
 
 
 def test_nodes_of_several_prompts_share_a_forward_if_their_kind_is_one() -> None:
-    """Two seeds of three samples for each of four prompts, one of another size and one that shares no forward."""
+    """Two seeds of three samples for each of four prompts, one of another size and one with images of another."""
     rows = epoch_rows(PROMPTS, epoch=0, count=4, group_size=6, seed=0)
-    kinds = dict(zip(dict.fromkeys(row.prompt.id for row in rows), ["wide", "wide", "tall", None], strict=True))
+    kinds = dict(zip(dict.fromkeys(row.prompt.id for row in rows), ["wide", "wide", "tall", "pair"], strict=True))
     cut = partial(assign_rows, rows, tree=Tree(2, (3,)), batch=3, updates=1, world=1, rank=0)
-    assert [len(unit) for unit in cut()[0]] == [3] * 8
+    assert [len(unit) for unit in cut(kind=apart)[0]] == [3] * 8
     (units,) = cut(kind=lambda prompt: kinds[prompt.id])
-    assert [len(unit) for unit in units] == [9, 3, 6, 3, 3]
+    assert [len(unit) for unit in units] == [9, 3, 6, 6]
     assert [row.number for unit in units for row in unit] == list(range(24))
 
 
-def test_a_batch_stays_within_a_group_if_sizes_differ() -> None:
+def test_a_batch_stays_within_a_group_if_prompts_share_no_forward() -> None:
     config = PolicyConfig(prompts_per_epoch=4, group_size=6, sampling={"batch": 4}, optimizer={"updates_per_epoch": 1})
     assert divide(config).batch == 4
-    assert divide(config, mixed_sizes=True).batch == 3
+    assert divide(config, mixed=True).batch == 3
 
 
 class TwoSizes:
@@ -117,20 +122,20 @@ class TwoSizes:
     def __init__(self, sizes: list[Size]) -> None:
         self._sizes = {prompt.id: size for prompt, size in zip(PROMPTS, sizes, strict=True)}
 
-    def size_of(self, prompt: Prompt, size: Size) -> Size:
+    def forward_key(self, prompt: Prompt, size: Size) -> Size:
         return self._sizes[prompt.id]
 
 
-def test_batches_hold_one_size() -> None:
+def test_batches_hold_prompts_that_share_a_forward() -> None:
     wide, tall = Size(32, 64), Size(64, 32)
     mixed = TwoSizes([wide, tall, wide, wide])
-    assert one_size_batches(mixed, PROMPTS, size=Size(64, 64), batch=2) == [[0, 2], [3], [1]]
+    assert forward_batches(mixed, PROMPTS, size=Size(64, 64), batch=2) == [[0, 2], [3], [1]]
 
 
 def test_processes_deal_whole_subtrees_if_these_divide() -> None:
     """If not, a node whose samples lie on several processes is one unit on each; updates have the same rows anyway."""
     numbered = [Row(PROMPTS[0], number) for number in range(24)]
-    cut = partial(assign_rows, numbered, tree=Tree(2, (3, 2)), batch=2, updates=2)
+    cut = partial(assign_rows, numbered, tree=Tree(2, (3, 2)), batch=2, updates=2, kind=apart)
     assert [[len(unit) for unit in update] for update in cut(world=1, rank=0)] == [[6, 6], [6, 6]]
     assert [[row.number for row in unit] for unit in cut(world=2, rank=1)[0]] == [[12, 13, 14, 15, 16, 17]]
     thirds = [cut(world=3, rank=rank)[1] for rank in range(3)]
@@ -139,6 +144,6 @@ def test_processes_deal_whole_subtrees_if_these_divide() -> None:
         [[8, 9], [20, 21]],
         [[10, 11], [22, 23]],
     ]
-    joined = partial(assign_rows, numbered, tree=Tree(1, (12, 1)), batch=2, updates=1, world=3, rank=0)
+    joined = partial(assign_rows, numbered, tree=Tree(1, (12, 1)), batch=2, updates=1, world=3, rank=0, kind=apart)
     assert [len(unit) for unit in joined()[0]] == [4, 4]
     assert [len(unit) for unit in joined(sharded=True)[0]] == [2, 2, 2, 2]

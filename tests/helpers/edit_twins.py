@@ -87,12 +87,11 @@ def edit(path: Path, number: int = 0, text: str = INSTRUCTIONS[0]) -> Prompt:
 
 def loop(policy: PipelinePolicy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
     """Endpoints of the loop without noise, from one seed per prompt."""
-    conditioning = policy.collate(policy.encode(prompts, size))
     with torch.no_grad():
         return denoise(
             policy,
             list(range(len(prompts))),
-            conditioning=conditioning,
+            conditioning=policy.collate(policy.encode(prompts, size)),
             sigmas=policy.sigmas(steps, size),
             size=size,
         )

@@ -127,7 +127,6 @@ class ToyPolicy:
 
     lora_targets: tuple[str, ...] = ("into", "hidden", "out")
     idle_layers: frozenset[str] = frozenset()
-    forward_per = "batch"
 
     def __init__(self, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> None:
         self.device = torch.device(device)
@@ -139,6 +138,9 @@ class ToyPolicy:
         check_multiple(size, step=2 * TOKEN_PIXELS)  # the panels of a 2x2 grid are whole tokens too
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
+        return size
+
+    def forward_key(self, prompt: Prompt, size: Size) -> Size:
         return size
 
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:

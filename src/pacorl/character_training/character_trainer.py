@@ -176,6 +176,8 @@ class CharacterTrainer:
         torch.cuda.empty_cache()
         place_transformer(config, self.policy, device=self.runtime.device)
         self.sigmas = self.policy.training_sigmas(LEVELS, self.size)
+        # Captions differ, and some generators take one prompt per forward.
+        self.micro_batch = 1 if self.policy.forward_per == "prompt" else config.optimizer.micro_batch
 
         # 3. Optimizer and average. Training is not guided.
         self.policy.options = config.model.unguided
@@ -190,7 +192,7 @@ class CharacterTrainer:
         count = len(self.train_examples)
         first = self.lora.step * options.batch
         total = 0.0
-        for rows in in_batches(range(first, first + options.batch), options.micro_batch):
+        for rows in in_batches(range(first, first + options.batch), self.micro_batch):
             examples = []
             times = []
             noises = []
@@ -263,7 +265,7 @@ class CharacterTrainer:
 
         total = 0.0
         with self.lora.average.swapped_in():
-            for batch in in_batches(rows, self.config.optimizer.micro_batch):
+            for batch in in_batches(rows, self.micro_batch):
                 examples, times, seeds = zip(*batch, strict=True)
                 total += float(self.losses_at(examples, times, seeds).sum())
                 self.runtime.check_stop()

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from pacorl.core.metric_names import ALARM, SHOWN_EVERY
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.monitor import PanelStatistics, measure_agreement, panel_statistics
 from pacorl.grpo.rollout import draw_samples
-from pacorl.grpo.rows import assign_rows, epoch_rows, forward_kind
+from pacorl.grpo.rows import assign_rows, epoch_rows
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
 from pacorl.grpo.update import PolicyLoss, gather_metrics, ratio_warning, update_policy
 from pacorl.types import Advantages, Prompt, Samples
@@ -62,7 +63,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         rank=runtime.rank,
         sharded=runtime.sharded,
         whole_groups=division.whole_groups,
-        kind=lambda prompt: forward_kind(trainer.policy, prompt, trainer.first_draw.sampler.size),
+        kind=partial(trainer.policy.forward_key, size=trainer.first_draw.sampler.size),
     )
     # The epoch's noise window decides the stochastic steps.
     sde_steps = config.sampling.window.at(trainer.epoch, config.sampling.sde_steps, seed=config.seed)

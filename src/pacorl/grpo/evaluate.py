@@ -19,7 +19,7 @@ from pacorl.core.schedule import seed_of
 from pacorl.core.set_scores import whole_mean
 from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rollout import sample_images
-from pacorl.grpo.rows import one_size_batches
+from pacorl.grpo.rows import forward_batches
 from pacorl.grpo.scoring import check_scores
 from pacorl.judge.pairwise import matrix_of
 from pacorl.rewards.reward import scores_of
@@ -129,7 +129,7 @@ def sample_and_score(
     most = trainer.config.evaluation.batch
 
     # 1. Cut batches, then shard them, so that batches do not depend on the number of processes.
-    batches = one_size_batches(trainer.policy, [prompt for prompt, _ in jobs], size=size, batch=most)
+    batches = forward_batches(trainer.policy, [prompt for prompt, _ in jobs], size=size, batch=most)
     numbered = runtime.shard(batches)
     own_jobs = [jobs[row] for _, batch in numbered for row in batch]
     # A negative number marks padding for the forwards of other ranks: its results are dropped.

@@ -21,7 +21,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, SOLVERS, Past, Transition, log_prob
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rows import Row, one_size_batches
+from pacorl.grpo.rows import Row, forward_batches
 from pacorl.types import Conditioning, NodeBatch, Prompt, Rollout, Samples, Size
 
 if TYPE_CHECKING:
@@ -273,9 +273,9 @@ def sample_images(
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Image]:
     """Sample one image per (prompt, seed) by the ODE; `progress` is called with each batch's size."""
-    # Images by position: batches of one size change the order.
+    # Images by position: batches that share a forward change the order.
     images: dict[int, Image] = {}
-    for positions in one_size_batches(policy, prompts, size=sampler.size, batch=batch):
+    for positions in forward_batches(policy, prompts, size=sampler.size, batch=batch):
         batch_prompts = [prompts[position] for position in positions]
         size = policy.size_of(batch_prompts[0], sampler.size)
         final = denoise(

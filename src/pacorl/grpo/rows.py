@@ -50,7 +50,7 @@ def assign_rows(
     rank: int,
     sharded: bool = False,
     whole_groups: bool = False,
-    kind: Callable[[Prompt], Hashable] = lambda prompt: None,
+    kind: Callable[[Prompt], Hashable],
 ) -> list[list[Sequence[Row]]]:
     """Assign this rank's rows to the updates of the epoch, in units that share no node: [update][unit][row].
 
@@ -63,8 +63,8 @@ def assign_rows(
         sharded: whether a forward is a collective. Then all ranks need equally many forwards, so a unit smaller than a
             subtree is a single batch, and units are not joined.
         whole_groups: whether all samples of a group go to one process.
-        kind: key of prompts whose nodes may share a forward (`forward_kind`); None for a prompt that
-            shares none. Units of one kind are joined until their first nodes fill a batch.
+        kind: key of prompts whose nodes may share a forward. Units of one kind are joined until their first nodes fill
+            a batch.
     """
     # 1. Pieces of whole subtrees if they divide, else batches.
     assert len(rows) % (batch * updates * world) == 0, "`divide` finds a batch that divides"
@@ -108,13 +108,13 @@ def divide(
     *,
     world: int = 1,
     sharded: bool = False,
-    mixed_sizes: bool = False,
+    mixed: bool = False,
 ) -> Division:
     """Find the fewest prompts and the largest batches that divide over updates and processes.
 
     Args:
         sharded: whether a forward is a collective, for which all ranks need equally many forwards.
-        mixed_sizes: whether training images differ in size, so that a batch may not cross groups.
+        mixed: whether some prompts may not share a forward, so that a batch may not cross groups.
     """
     group = config.group_size
     shares = config.optimizer.updates_per_epoch * world
@@ -126,7 +126,7 @@ def divide(
     leaves = config.sampling.tree.resolve(group, steps=config.sampling.stochastic_steps).leaves(0)
     for batch in range(min(config.sampling.batch, samples), 0, -1):
         unit = math.lcm(batch, group) if config.whole_groups else batch
-        divides = samples % unit == 0 and not (mixed_sizes and group % batch)
+        divides = samples % unit == 0 and not (mixed and group % batch)
         # Ranks that cut through a subtree would need its nodes on both of them.
         if divides and not (sharded and samples % math.lcm(batch, leaves) and leaves % batch):
             break
@@ -143,7 +143,7 @@ def _units(
         nodes = {tree.node_of(row.number, 0) for row in joined}
         kinds = {kind(row.prompt) for row in joined}
         shares_node = units and tree.node_of(units[-1][-1].number, 0) == tree.node_of(piece[0].number, 0)
-        shares_forward = len(nodes) <= batch and len(kinds) == 1 and None not in kinds
+        shares_forward = len(nodes) <= batch and len(kinds) == 1
         if units and (shares_node or shares_forward):
             units[-1] = joined
         else:
@@ -151,23 +151,14 @@ def _units(
     return units
 
 
-def forward_kind(policy: PipelinePolicy, prompt: Prompt, size: Size) -> Size | None:
-    """Return the size of a prompt whose nodes may share a forward with other prompts'; None if they may not."""
-    # Policies that cache the prefix of a prompt's images would hold one for each prompt of the batch.
-    has_images = bool(prompt.sources or prompt.references)
-    if policy.forward_per == "prompt" or (policy.forward_per == "layout" and has_images):
-        return None
-    return policy.size_of(prompt, size)
-
-
-def one_size_batches(
+def forward_batches(
     policy: PipelinePolicy, prompts: Sequence[Prompt], *, size: Size, batch: int
 ) -> list[Sequence[int]]:
-    """Cut the positions in `prompts` into batches of one size each, sizes in order of first appearance."""
-    by_size: dict[Size, list[int]] = {}
+    """Cut the positions in `prompts` into batches that share a forward, in the order of their first prompts."""
+    alike: dict[Hashable, list[int]] = {}
     for position, prompt in enumerate(prompts):
-        by_size.setdefault(policy.size_of(prompt, size), []).append(position)
+        alike.setdefault(policy.forward_key(prompt, size), []).append(position)
     batches: list[Sequence[int]] = []
-    for group in by_size.values():
+    for group in alike.values():
         batches += in_batches(group, batch)
     return batches

@@ -174,12 +174,12 @@ class PolicyTrainer:
         # 2. Policy, and the conditionings of its prompts.
         size, evaluation_size = Size(*config.sampling.size), Size(*config.evaluation.size)
         self.policy = builders.build_adapted_policy(config, sizes=[size, evaluation_size], device=device)
-        sizes = {self.policy.size_of(prompt, size) for prompt in self.train_prompts}
+        keys = {self.policy.forward_key(prompt, size) for prompt in self.train_prompts}
         self.division = divide(
             config,
             world=self.runtime.world,
             sharded=self.runtime.sharded,
-            mixed_sizes=len(sizes) > 1,
+            mixed=len(keys) > 1,
         )
         """Prompts and batches of an epoch that divide over updates and processes."""
         self.cache = ConditioningCache(self.policy)

@@ -55,14 +55,12 @@ def test_a_shorter_text_is_read_as_alone(qwen: QwenEditPolicy, tmp_path: Path) -
 
 
 def test_plus_shows_its_text_encoder_no_more_than_384_squared(
-    plus: QwenEditPolicy, qwen: QwenEditPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plus: QwenEditPolicy, qwen: QwenEditPolicy, tmp_path: Path
 ) -> None:
     assert CONDITION_AREA == plus_module.CONDITION_IMAGE_SIZE
     prompt = edit(source_image(tmp_path / "source.png", height=512, width=512))
-    monkeypatch.setattr(QwenEditPolicy, "encode_image", lambda policy, image, size: torch.zeros(1, 1, 64))
     for policy, side, shown in ((plus, 512, 384), (plus, 96, 96), (qwen, 512, 512)):
-        (image,) = policy._read_images(prompt, Size(side, side))[2]
-        assert image.size == (shown, shown)
+        assert policy.shown_sizes(prompt, Size(side, side)) == [Size(shown, shown)]
 
 
 def test_the_template_is_cut_where_the_pipelines_cut_it(qwen: QwenEditPolicy) -> None:

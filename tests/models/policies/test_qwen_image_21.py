@@ -16,7 +16,7 @@ from PIL import Image
 from pipelines import check_against_pipeline, diffusers_own
 from torch import Tensor, nn
 
-from pacorl.models.policies.pipeline import MixedConditioning, PipelinePolicy
+from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Conditioning, Prompt, Size
@@ -63,10 +63,8 @@ def rows_of(transformer: nn.Module, prompt: Prompt) -> tuple[PipelinePolicy, Con
 
 def diffusers_velocity(transformer: Any, conditioning: Conditioning, x_BNC: Tensor, sigma_B: Tensor) -> Tensor:
     """diffusers' own forward without a cache: each row with its copy of the text and the references."""
-    assert isinstance(conditioning, MixedConditioning)
-    ((_, part),) = conditioning.parts
-    tokens, source = part.tensors["tokens"], part.tensors["source"]
-    grids = part.tensors["source_grid"][0].tolist()
+    tokens, source = conditioning.tensors["tokens"], conditioning.tensors["source"]
+    grids = conditioning.tensors["source_grid"][0].tolist()
     mask = torch.zeros(1, tokens.shape[1] + x_BNC.shape[1] // 4, dtype=torch.bool)
     mask[:, tokens.shape[1] :] = True
     for first, rows, cols in grids:

@@ -1,4 +1,4 @@
-"""References of characters: as diffusers' own pipelines read them, in mixed batches, and refused by name."""
+"""References of characters: as diffusers' own pipelines read them, in batches, and refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from edit_twins import (
     flux_policy,
     klein_pipeline,
     kontext_pipeline,
-    loop,
     qwen_image_21_pipeline,
     qwen_pipeline,
     source_image,
@@ -22,7 +21,8 @@ from edit_twins import (
 from PIL import Image
 from pipelines import check_against_pipeline
 
-from pacorl.models.policies import POLICIES, pipeline
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.models.policies import POLICIES
 from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, stitch
@@ -70,19 +70,21 @@ def test_references_of_several_shapes_are_the_pipeline_s(kind: str, sources: int
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen_edit_plus", "klein", "qwen_image_21"])
-def test_gradients_of_a_mixed_batch_are_those_of_its_rows(kind: str, images: tuple[Path, ...]) -> None:
+def test_gradients_of_a_batch_with_images_are_those_of_its_rows(kind: str, images: tuple[Path, ...]) -> None:
+    """Of two prompts of one key, and one more whose text is another, unless a forward takes one prompt."""
     policy = policy_of(kind)
-    prompts = [Prompt(number, "a fox", references=images[: number % 2 + 1]) for number in range(3)]
+    texts = ["a fox", "a fox", "a fox" if policy.forward_per == "prompt" else "two foxes"]
+    prompts = [Prompt(number, text, references=images[:2]) for number, text in enumerate(texts)]
+    assert len({policy.forward_key(prompt, SIZE) for prompt in prompts}) == 1
     x_BNC = policy.noise(range(3), SIZE)
     sigma_B = torch.full((3,), 0.6)
     weight = next(policy.transformer.parameters()).requires_grad_(True)
     gradients = []
-    encoded = policy.encode(prompts, SIZE)
+    cache = ConditioningCache(policy)
     for batches in ([[0, 1, 2]], [[0], [1], [2]]):
         weight.grad = None
         for rows in batches:
-            conditioning = policy.collate([encoded[row] for row in rows])
-            assert len(conditioning) == len(rows)
+            conditioning = cache.batch([prompts[row] for row in rows], SIZE)
             policy.velocity(x_BNC[rows], sigma_B[rows], conditioning, SIZE).square().sum().backward()
         assert weight.grad is not None
         gradients.append(weight.grad.clone())
@@ -90,18 +92,15 @@ def test_gradients_of_a_mixed_batch_are_those_of_its_rows(kind: str, images: tup
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("kind", "differ"), [("klein", " whose images differ in number or shape"), ("qwen_image_21", "")]
-)
-def test_a_sharded_transformer_takes_no_mixed_batch(
-    kind: str, differ: str, images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "keys"), [("kontext", 1), ("qwen_edit_plus", 3), ("klein", 3), ("qwen_image_21", 4)])
+def test_prompts_share_a_forward_if_their_images_have_equal_sizes(
+    kind: str, keys: int, images: tuple[Path, ...]
 ) -> None:
-    """Its ranks make equally many forwards, and those of a mixed batch depend on its prompts."""
+    """And of a generator that takes one prompt per forward, none do. Kontext stitches all images into one."""
     policy = policy_of(kind)
-    prompts = [Prompt(0, "a fox"), Prompt(1, "a fox", references=images)]
-    monkeypatch.setattr(pipeline, "has_sharded", lambda transformer: transformer is policy.transformer)
-    with pytest.raises(ValueError, match=rf"FSDP2 and a batch of prompts{differ}: .* or set them to 1$"):
-        loop(policy, prompts, SIZE)
+    references = [images[:1], images[:1], images[1:2], images[:2]]
+    prompts = [Prompt(number, f"fox {number}", references=paths) for number, paths in enumerate(references)]
+    assert len({policy.forward_key(prompt, SIZE) for prompt in prompts}) == keys
 
 
 def test_images_are_stitched_row_by_row_and_whole() -> None:

@@ -22,7 +22,6 @@ from pacorl.models.policies.pipeline import (
     JOINT_ATTENTION,
     PipelinePolicy,
     best_sides,
-    by_layout,
     guided,
     pack,
     timestep_for,
@@ -101,20 +100,23 @@ class KleinPolicy(PipelinePolicy):
         options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
         return str(self.pipeline.tokenizer.apply_chat_template(chat, **options))
 
+    def image_sizes(self, prompt: Prompt, size: Size) -> list[Size]:
+        # The pipeline shrinks larger sources to this area.
+        area = min(size.height * size.width, SOURCE_AREA)
+        sizes = [self._fit(path, area) for path in self.image_paths(prompt)]
+        # The first source has the image's size: cutting to whole tokens twice could make it smaller.
+        if prompt.sources and size.height * size.width <= SOURCE_AREA:
+            sizes[0] = size
+        return sizes
+
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
         """Encode the images' concatenated tokens `source` (1, M, C) and their `source_ids` (1, M, 4)."""
         paths = self.image_paths(prompt)
         if not paths:
             return {}
-        # The pipeline shrinks larger sources to this area.
-        area = min(size.height * size.width, SOURCE_AREA)
-        sizes = [self._fit(path, area) for path in paths]
-        # The first source has the image's size: cutting to whole tokens twice could make it smaller.
-        if prompt.sources and size.height * size.width <= SOURCE_AREA:
-            sizes[0] = size
         tokens = []
         ids = []
-        for number, (path, shown) in enumerate(zip(paths, sizes, strict=True), 1):
+        for number, (path, shown) in enumerate(zip(paths, self.image_sizes(prompt, size), strict=True), 1):
             tokens.append(self.encode_image(open_image(path), shown))
             ids.append(position_ids(*self.token_grid(shown), image=SOURCE_STRIDE * number))
         return {"source": torch.cat(tokens, 1), "source_ids": torch.cat(ids)[None]}
@@ -136,7 +138,6 @@ class KleinPolicy(PipelinePolicy):
 
         return float(compute_empirical_mu(tokens, num_steps))
 
-    @by_layout
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         # Tokens and positions of the image, then of the sources.
         tensors = conditioning.tensors

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, wraps
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -26,7 +25,6 @@ from pacorl.core.batches import in_batches
 from pacorl.core.devices import NONE, queue_mark, to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
-from pacorl.models.adapters import has_sharded
 from pacorl.models.int8 import quantize_model
 from pacorl.models.policies.policy import check_images
 from pacorl.types import Conditioning, Prompt, Size
@@ -43,8 +41,6 @@ JOINT_ATTENTION = (
 """Linear layers of a joint attention of images and texts, by diffusers' names."""
 AREA_TOLERANCE = 0.1
 """Share by which the area of an edit may be below the configured one, whose memory was planned."""
-POSITIONS = ("source_ids", "source_grid")
-"""Names of the tensors with the positions of an image's tokens."""
 
 
 def pack(codes_BCHW: Tensor, *, patch: int = 2) -> Tensor:
@@ -140,7 +136,8 @@ class PipelinePolicy:
     slot: ClassVar[int] = 1
     """Divisor of an image's sides in tokens."""
     forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "batch"
-    """Rows that share a forward (`by_layout`): all rows, rows with images of one layout, or rows of one prompt."""
+    """Rows that share a forward (`forward_key`): all of one size, those with images of equal sizes, or those of one
+    prompt."""
     max_references: ClassVar[int] = 0
     """Maximum number of images per prompt, sources and references together; 0 if references are refused."""
     stitched: ClassVar[bool] = False
@@ -228,6 +225,17 @@ class PipelinePolicy:
     def edit_size(self, sources: Sequence[Path], area: int) -> Size:
         """Choose the size of an edit of about `area` pixels by the pipeline's rule."""
         raise NotImplementedError
+
+    def image_sizes(self, prompt: Prompt, size: Size) -> list[Size]:
+        """Choose the sizes at which the VAE reads a prompt's sources and references, for an image of `size`."""
+        raise NotImplementedError
+
+    def forward_key(self, prompt: Prompt, size: Size) -> Hashable:
+        """Return what prompts must have in common, at a config's `size`, for their rows to share a forward."""
+        own_size = self.size_of(prompt, size)
+        if self.forward_per == "prompt":
+            return own_size, prompt.text, prompt.sources, prompt.references
+        return own_size, *(self.image_sizes(prompt, own_size) if self.forward_per == "layout" else ())
 
     def nearest_size(self, size: Size) -> Size:
         """Round a config's size to the token grid: the size of a square source's edit, nearly that of other shapes."""
@@ -351,29 +359,7 @@ class PipelinePolicy:
             setattr(self.pipeline, name, None)
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """Collate conditionings to one batch, on the device."""
-        rows_by_layout: dict[Any, list[int]] = {}
-        for row, conditioning in enumerate(conditionings):
-            rows_by_layout.setdefault(self._layout(conditioning), []).append(row)
-        if len(rows_by_layout) == 1 and (len(conditionings) == 1 or self.forward_per != "prompt"):
-            return self.collate_alike(conditionings)
-        batches = []
-        for rows in rows_by_layout.values():
-            batches.append((tuple(rows), self.collate_alike([conditionings[row] for row in rows])))
-        return MixedConditioning({}, tuple(batches))
-
-    def _layout(self, conditioning: Conditioning) -> Any:
-        """Return the key of rows that share a forward: the prompt, or numbers, shapes and positions of images."""
-        if self.forward_per == "prompt":
-            return id(conditioning)  # the cache of conditionings returns one object for all rows of a prompt
-        positions = []
-        for name in POSITIONS:
-            if name in conditioning.tensors:
-                positions.append(conditioning.tensors[name].numpy().tobytes())
-        return "source" in conditioning.tensors, *positions
-
-    def collate_alike(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """Collate conditionings of one layout."""
+        """Collate conditionings of prompts that share a forward to one batch, on the device."""
         tensors = {}
         for name in conditionings[0].tensors:
             tensors[name] = torch.cat([conditioning.tensors[name] for conditioning in conditionings])
@@ -487,48 +473,6 @@ class PipelinePolicy:
         codes = codes_BCHW.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
         pixels: Tensor = vae.decode(codes, return_dict=False)[0]
         return pixels
-
-
-@dataclass(frozen=True, slots=True)
-class MixedConditioning(Conditioning):
-    """Batch whose rows take several forwards, or share one prompt's conditioning, for a `velocity` `by_layout`."""
-
-    parts: tuple[tuple[tuple[int, ...], Conditioning], ...] = ()
-    """Rows of the batch, and the conditioning of these rows, per layout; of a prompt, one for all of its rows."""
-
-    def __len__(self) -> int:
-        return sum(len(rows) for rows, _ in self.parts)
-
-
-Velocity = Callable[[Any, Tensor, Tensor, Conditioning, Size], Tensor]
-
-
-def by_layout(velocity: Velocity) -> Velocity:
-    """Decorate a policy's `velocity` to compute a mixed batch in one forward per part."""
-
-    @wraps(velocity)
-    def computed(policy: Any, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        parts = conditioning.parts if isinstance(conditioning, MixedConditioning) else (((), conditioning),)
-        if len(parts) == 1:
-            return velocity(policy, x_BNC, sigma_B, parts[0][1], size)
-        # Ranks with other layouts would make another number of forwards, which are collectives.
-        if has_sharded(policy.transformer):
-            differ = "" if policy.forward_per == "prompt" else " whose images differ in number or shape"
-            raise ValueError(
-                f"FSDP2 and a batch of prompts{differ}: let sampling.batch and evaluation.batch divide the samples of "
-                "one prompt, or set them to 1"
-            )
-
-        # One forward per part; the rows return to their order.
-        velocities = []
-        order: list[int] = []
-        for rows, part in parts:
-            index = to_device(torch.tensor(rows), x_BNC.device)
-            velocities.append(velocity(policy, x_BNC[index], sigma_B[index], part, size))
-            order += rows
-        return torch.cat(velocities)[to_device(torch.tensor(order).argsort(), x_BNC.device)]
-
-    return computed
 
 
 def stitch(images: Sequence[Image], size: Size) -> Image:

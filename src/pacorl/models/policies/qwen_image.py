@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -27,7 +27,6 @@ from pacorl.models.policies.pipeline import (
     JOINT_ATTENTION,
     PipelinePolicy,
     best_sides,
-    by_layout,
     guided,
     pack,
     timestep_for,
@@ -35,9 +34,6 @@ from pacorl.models.policies.pipeline import (
 from pacorl.models.policies.policy import TrueGuidance
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 SIDE = 32
 """Divisor of an image's sides in pixels, by the pipelines' rule."""
@@ -126,7 +122,7 @@ class QwenImagePolicy(PipelinePolicy):
         mean, std = codes_BCFHW.new_tensor(config.latents_mean), codes_BCFHW.new_tensor(config.latents_std)
         return mean[None, :, None, None, None], std[None, :, None, None, None]
 
-    def collate_alike(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Collate one batch; shorter texts are padded with zeros, and a mask hides the padding."""
         batch: dict[str, Tensor] = {}
         for name in conditionings[0].tensors:
@@ -141,7 +137,6 @@ class QwenImagePolicy(PipelinePolicy):
         grids_here = {name: batch.pop(name) for name in ["source_grid"] if name in batch}
         return Conditioning({**self.on_device(batch).tensors, **grids_here})
 
-    @by_layout
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         tensors = conditioning.tensors
         dtype = tensors["tokens"].dtype
@@ -210,39 +205,44 @@ class QwenEditPolicy(QwenImagePolicy):
         """
         return [self._encode(prompt, size) for prompt in prompts]
 
-    def _read_images(self, prompt: Prompt, size: Size) -> tuple[list[Size], list[Tensor], list[Image]]:
-        """Read a prompt's images: the size and tokens of each in the VAE, and the image for the text encoder."""
-        sizes = []
-        codes = []
-        shown = []
+    def image_sizes(self, prompt: Prompt, size: Size) -> list[Size]:
         area = size.height * size.width
-        for number, path in enumerate(self.image_paths(prompt), 1):
-            # The generated image has the last source's aspect, so the last source has its size.
-            vae_size = size if number == len(prompt.sources) else sides_for(area, path)
-            shown_size = vae_size
-            if self.condition_area < math.inf:
-                shown_size = sides_for(min(int(self.condition_area), area), path)
-            image = open_image(path)
-            sizes.append(vae_size)
-            codes.append(self.encode_image(image, vae_size))
-            shown.append(self.pipeline.image_processor.resize(image, shown_size.height, shown_size.width))
-        return sizes, codes, shown
+        sizes = [sides_for(area, path) for path in self.image_paths(prompt)]
+        # The generated image has the last source's aspect, so the last source has its size.
+        if prompt.sources:
+            sizes[len(prompt.sources) - 1] = size
+        return sizes
+
+    def shown_sizes(self, prompt: Prompt, size: Size) -> list[Size]:
+        """Choose the sizes at which the text encoder reads the images: the VAE's, or at most `condition_area`."""
+        if self.condition_area == math.inf:
+            return self.image_sizes(prompt, size)
+        area = min(int(self.condition_area), size.height * size.width)
+        return [sides_for(area, path) for path in self.image_paths(prompt)]
 
     def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
-        sizes, codes, shown = self._read_images(prompt, size)
+        # Each image as the VAE reads it, and as the text encoder does.
+        codes = []
+        shown = []
+        sizes = self.image_sizes(prompt, size)
+        for path, read, seen in zip(self.image_paths(prompt), sizes, self.shown_sizes(prompt, size), strict=True):
+            picture = open_image(path)
+            codes.append(self.encode_image(picture, read))
+            shown.append(self.pipeline.image_processor.resize(picture, seen.height, seen.width))
+
         # Edit's pipeline takes one image, others a list.
         image: Any = shown or None
         if self.max_sources == 1:
             image = shown[0]
-        read = {"tokens": self.pipeline.encode_prompt(prompt=[prompt.text], image=image)}
+        outputs = {"tokens": self.pipeline.encode_prompt(prompt=[prompt.text], image=image)}
         # The negative prompt is read with the same images.
         if self.options.negative_text is not None:
-            read["negative_tokens"] = self.pipeline.encode_prompt(prompt=[self.options.negative_text], image=image)
+            outputs["negative_tokens"] = self.pipeline.encode_prompt(prompt=[self.options.negative_text], image=image)
 
-        tensors = {name: outputs[0].cpu() for name, outputs in read.items()}
+        tensors = {name: output[0].cpu() for name, output in outputs.items()}
         if codes:
             tensors["source"] = torch.cat(codes, 1)
-            tensors |= self._source_grid(prompt, size, sizes, read["tokens"])
+            tensors |= self._source_grid(prompt, size, sizes, outputs["tokens"])
         return Conditioning(tensors)
 
     def _source_grid(

@@ -11,7 +11,7 @@ prompt, since rotary positions depend on a text's length, and steps of the ODE s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -20,8 +20,6 @@ from torch.nn import functional as F
 
 from pacorl.io.images import as_rgb
 from pacorl.models.policies.pipeline import (
-    MixedConditioning,
-    by_layout,
     guided,
     timestep_for,
 )
@@ -118,27 +116,18 @@ class QwenImage21Policy(QwenEditPolicy):
             return sigmas
         return super().unshifted_sigmas(num_steps)
 
-    def collate_alike(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Return the conditioning of the prompt that all rows have, at batch 1."""
-        return super().collate_alike(conditionings[:1])
+        assert all(conditioning is conditionings[0] for conditioning in conditionings), "a batch has one prompt"
+        return super().collate(conditionings[:1])
 
     def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:
-        """Add the prefix of a batch of one prompt.
-
-        Of several prompts it is computed in each forward: four references of 1024² take 9 GB per prompt.
-        """
-        if isinstance(conditioning, MixedConditioning):
-            if len(conditioning.parts) > 1:
-                return conditioning
-            ((rows, part),) = conditioning.parts
-            return replace(conditioning, parts=((rows, self.with_prefix(part, size)),))
         prefixes = {}
         for name in ("", "negative_"):
             if f"{name}tokens" in conditioning.tensors:
                 prefixes[name] = self.transformer(prompt=prompt_tokens(conditioning, name))[0]
         return PrefixedConditioning(conditioning.tensors, prefixes)
 
-    @by_layout
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         prefixes = conditioning.prefixes if isinstance(conditioning, PrefixedConditioning) else {}
 
