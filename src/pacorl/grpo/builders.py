@@ -125,7 +125,7 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
         train,
         evaluation,
         benchmarks={name: load_prompts(name) for name in config.prompts.benchmarks},
-        deliberate=config.prompts.evaluates_training,
+        deliberate=config.prompts.evaluation == config.prompts.train,
     )
     return train, evaluation, leaks
 

@@ -42,11 +42,6 @@ class PromptsConfig(Section):
     """Prompts that results will be reported on, named as `train` is: none of them may be trained on. Nor may one of the
     evaluation, unless `evaluation` names the training prompts themselves."""
 
-    @property
-    def evaluates_training(self) -> bool:
-        """Whether the evaluation's prompts are named as the training prompts themselves."""
-        return self.evaluation == self.train
-
 
 class SamplingConfig(SamplingSteps):
     """Sampling of training images: at a low resolution, with a few stochastic steps."""

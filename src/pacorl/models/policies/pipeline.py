@@ -98,16 +98,14 @@ def best_sides(area: int, source: Size, *, step: int, rule: Size) -> Size:
     return min(sizes, key=fit)
 
 
-def check_multiple(size: Size, *, step: int) -> None:
-    """Raise ValueError with the nearest size if a side is no multiple of `step` pixels, or the area is out of range."""
+def check_multiple(size: Size, *, step: int, is_area: bool = False) -> None:
+    """Raise ValueError with the nearest size if a side is no multiple of `step` pixels, or the area is out of range.
+
+    A size that `is_area` may have any sides.
+    """
     nearest = nearest_multiple(size, step=step)
-    if size != nearest:
+    if size != nearest and not is_area:
         raise ValueError(f"size {size} must be a multiple of {step} pixels on both sides; the nearest is {nearest}")
-    check_area(size, step=step)
-
-
-def check_area(size: Size, *, step: int) -> None:
-    """Raise ValueError if an area is smaller than one token of `step` pixels, or above the limit for images."""
     if not step * step <= size.height * size.width <= MAX_PIXELS:
         raise ValueError(f"size {size} must have from {step * step} to {MAX_PIXELS:,} pixels")
 
@@ -203,10 +201,9 @@ class PipelinePolicy:
         Raises:
             ValueError: A side is no multiple of a token's, or the image is too small or too large.
         """
-        if cls.max_sources and not cls.source_optional:  # an edit's size is an area: its sides follow from the source
-            check_area(size, step=step)
-        else:
-            check_multiple(size, step=cls.slot * step)
+        # An edit's size is an area: its sides follow from the source.
+        is_area = cls.max_sources > 0 and not cls.source_optional
+        check_multiple(size, step=cls.slot * step, is_area=is_area)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
         """Derive the size of a prompt's image from the config's: whole tokens of `size` for a set.
@@ -216,8 +213,7 @@ class PipelinePolicy:
         Raises:
             ValueError: A source is missing, is one too many or has no such shape; the message names the prompt.
         """
-        if prompt.references or prompt.sources or self.max_sources:
-            self.image_paths(prompt)  # raises
+        self.image_paths(prompt)  # raises
         if not prompt.sources:
             return self.nearest_size(size)
         return self.edit_size(prompt.sources, size.height * size.width)
@@ -286,10 +282,9 @@ class PipelinePolicy:
         encoded: list[dict[str, Tensor]] = []
         with quiet("diffusers", "transformers"):
             for chunk in in_batches(texts, self.encode_batch):
-                batch = self.encode_texts(list(chunk))
-                rows = {name: tensor.cpu().split(1) for name, tensor in batch.items()}
-                for row in zip(*rows.values(), strict=True):
-                    encoded.append(dict(zip(rows, row, strict=True)))
+                batch = {name: tensor.cpu() for name, tensor in self.encode_texts(list(chunk)).items()}
+                for row in range(len(chunk)):
+                    encoded.append({name: tensor[row : row + 1] for name, tensor in batch.items()})
 
             # One tensor for all: FLUX.2's of 512 tokens takes 7.5 MiB.
             if self.options.negative_text is not None:

@@ -181,34 +181,26 @@ def _lay_out(prompt: PromptTokens, grid: tuple[int, int]) -> tuple[list[Run], Te
     Text advances all three. An image has the frame of the text before it, its rows and columns counted from its
     middle, and the text after it goes on by its longer side.
     """
-    # Positions so far: `frame` of the next token, and `read` text slots.
+    # Each image, the generated one last, and the text before it.
     device = prompt.text.device
+    text_end = prompt.text.shape[1]
     runs: list[Run] = []
     positions = []
-    frame = 0
-    read = 0
-
-    # A run of tokens begins where the previous one ends.
-    def add(count: int, positions_N3: Tensor, *, is_text: bool) -> None:
-        start = runs[-1].end if runs else 0
-        runs.append(Run(start, start + count, is_text))
-        positions.append(positions_N3)
-
-    def add_text(end: int) -> None:
-        nonlocal frame
-        count = end - read
+    start = frame = read = 0
+    for first, rows, cols in (*prompt.images, (text_end, *grid)):
+        count = first - read
         if count:
-            add(count, torch.arange(frame, frame + count, device=device)[:, None].expand(-1, 3), is_text=True)
-            frame += count
-
-    for first, rows, cols in prompt.images:
-        add_text(first)
-        add(rows * cols, _image_positions(frame, rows, cols, device), is_text=False)
+            runs.append(Run(start, start + count, is_text=True))
+            positions.append(torch.arange(frame, frame + count, device=device)[:, None].expand(-1, 3))
+        frame += count
+        start += count
+        runs.append(Run(start, start + rows * cols, is_text=False))
+        positions.append(_image_positions(frame, rows, cols, device))
         frame += max(rows, cols)
+        start += rows * cols
         # A slot of the text encoder covers 2 × 2 tokens of the image.
         read = first + rows * cols // 4
-    add_text(prompt.text.shape[1])
-    return runs, torch.cat([*positions, _image_positions(frame, *grid, device)])
+    return runs[:-1], torch.cat(positions)
 
 
 def _image_positions(frame: int, rows: int, cols: int, device: torch.device) -> Tensor:
