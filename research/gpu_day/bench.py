@@ -75,7 +75,7 @@ class Bench:
         for name, weight in adapter_state(self.transformer).items():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.01)  # a new adapter's are 0, and would multiply any deviation by 0
-        self.trained = lora_training.trained_parameters(self.policy)
+        self.trained = [*lora_training.trained_parameters(self.policy.transformer).values()]
         self.optimizer = lora_training.build_optimizer(self.policy, config.optimizer, device=device)
         self.average = MovingAverage(self.transformer, decay=config.optimizer.ema_decay)
         self.cache = conditioning.ConditioningCache(self.policy)

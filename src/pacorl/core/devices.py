@@ -73,7 +73,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device.type != "cpu":
         return tensor.to(device)  # copies to the host must block
     # An Apple GPU may read host memory after it is freed.
-    return (_pinned(tensor) if device.type == "cuda" else tensor).to(device, non_blocking=device.type != APPLE)
+    return (pinned(tensor) if device.type == "cuda" else tensor).to(device, non_blocking=device.type != APPLE)
 
 
 def queue_mark(device: torch.device) -> Any:
@@ -92,10 +92,10 @@ def host_buffer(tensor: Tensor) -> Tensor:
     import torch
 
     buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return _pinned(buffer) if tensor.is_cuda else buffer
+    return pinned(buffer) if tensor.is_cuda else buffer
 
 
-def _pinned(tensor: Tensor) -> Tensor:
+def pinned(tensor: Tensor) -> Tensor:
     """Copy a tensor into pinned memory; the tensor itself if no more memory can be pinned."""
     try:
         return tensor.pin_memory()

@@ -53,7 +53,7 @@ class LoraTraining:
         policy.transformer.train()
         optimizer = build_optimizer(policy, options, device=runtime.device)
         policy.transformer, self.optimizer = runtime.prepare(policy.transformer, optimizer)
-        self.parameters = trained_parameters(policy)
+        self.parameters = [*trained_parameters(policy.transformer).values()]
         """Weights of the adapter."""
         # Copies of the adapter, whose weights may be sharded now.
         self.average = MovingAverage(self.transformer, decay=options.ema_decay)
@@ -117,15 +117,16 @@ class LoraTraining:
         set_optimizer_tensors(self.optimizer, self.transformer, part_of(tensors, "optimizer"))
 
 
-def trained_parameters(policy: PipelinePolicy) -> list[nn.Parameter]:
-    """List the weights of the adapter."""
-    return [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
+def trained_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
+    """Map names to the weights of the adapter, in the order in which torch numbers an optimizer's state."""
+    # Names survive another number of processes.
+    return {name: parameter for name, parameter in transformer.named_parameters() if parameter.requires_grad}
 
 
 def build_optimizer(policy: PipelinePolicy, options: AdamWConfig, *, device: torch.device) -> torch.optim.Optimizer:
     """Create AdamW over the adapter's weights, fused on CUDA."""
     return torch.optim.AdamW(
-        trained_parameters(policy),
+        trained_parameters(policy.transformer).values(),
         lr=options.lr,
         betas=options.betas,
         weight_decay=options.weight_decay,
@@ -144,7 +145,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, transformer: nn.Module) 
     # which AdamW counts, so that a run saved before its first step would not resume to equal bits.
     state = optimizer.state_dict()["state"]
     tensors = {}
-    for number, name in enumerate(_stepped(optimizer, transformer)):
+    for number, name in enumerate(trained_parameters(transformer)):
         for kind, value in state.get(number, {}).items():
             tensors[f"{kind}/{name}"] = full_tensor(value)
     return tensors
@@ -154,7 +155,7 @@ def set_optimizer_tensors(
     optimizer: torch.optim.Optimizer, transformer: nn.Module, tensors: Mapping[str, Tensor]
 ) -> None:
     """Restore an optimizer of the same parameters from `optimizer_tensors`, sharded like them."""
-    parameters = _stepped(optimizer, transformer)
+    parameters = trained_parameters(transformer)
     numbers = {name: number for number, name in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -163,10 +164,3 @@ def set_optimizer_tensors(
         sharded = shard_like(parameters[name], value) if value.dim() else value
         state.setdefault(numbers[name], {})[kind] = sharded
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _stepped(optimizer: torch.optim.Optimizer, transformer: nn.Module) -> dict[str, nn.Parameter]:
-    """Map names to the optimizer's parameters, in the order by which torch numbers its state."""
-    # Names survive another number of processes.
-    names = {parameter: name for name, parameter in transformer.named_parameters()}
-    return {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pacorl.core.devices import INT8, NONE, warn_of_pageable
+from pacorl.core.devices import INT8, NONE, pinned
 
 LARGEST = 127
 """Largest code."""
@@ -273,23 +273,13 @@ class Arena:
     """Bytes, a power of two."""
 
     def __init__(self) -> None:
-        self._is_pinned = True
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def copy_of(self, tensor: Tensor) -> Tensor:
         """Copy a tensor into the arena."""
         size = -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         if self._free.numel() < size:
-            self._free = self._piece(max(size, self.PIECE))
+            self._free = pinned(torch.empty(max(size, self.PIECE), dtype=torch.uint8))
         piece, self._free = self._free.split([size, self._free.numel() - size])
         copy: Tensor = piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         return copy.copy_(tensor)
-
-    def _piece(self, size: int) -> Tensor:
-        if self._is_pinned:
-            try:
-                return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            except RuntimeError as error:  # WSL2 pins about half of the memory
-                warn_of_pageable(str(error).partition("\n")[0])
-                self._is_pinned = False
-        return torch.empty(size, dtype=torch.uint8)
