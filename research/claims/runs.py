@@ -28,7 +28,7 @@ from pacorl.records.comparisons import save_comparisons
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny.comparisons import draw_comparisons
 from pacorl.tiny.grading import read_sets
-from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.oracle import read_panels
 from pacorl.tiny.world import LOOKS, VALUES, set_prompts
 from pacorl.types import Comparison, Prompt
 from research.claims.claim import CLAIMS, Claim, Evaluation, read_curves, results_of
@@ -126,10 +126,9 @@ def _words(settings: Mapping[str, object]) -> list[str]:
 def with_longer_reasons(comparisons: Sequence[Comparison], tokens: int) -> list[Comparison]:
     """Let reasons say more of what both images show, until an answer has about so many tokens."""
     tokenizer = load_processor(str(TINY_JUDGE)).tokenizer
-    oracle = Oracle()
     longer = []
     for comparison in comparisons:
-        panels = oracle.read([Image.open(path) for path in comparison.images])
+        panels = read_panels([Image.open(path) for path in comparison.images])
         sentences = cycle(
             f"The {place} shows the {name} {getattr(panel, name)}."
             for name in VALUES

@@ -17,7 +17,7 @@ import numpy as np
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
-from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.oracle import nearest_panels, read_panels
 from pacorl.tiny.words import INSTRUCTIONS, attributes_in
 from pacorl.tiny.world import VALUES, Panel, Split, draw, panels_of, with_another
 from pacorl.types import Prompt
@@ -110,7 +110,7 @@ def edit_of(prompt: Prompt, before: Panel) -> Edit:
     return Edit(before, changed[0], getattr(after, changed[0]))
 
 
-def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: Oracle) -> dict[str, float]:
+def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image]) -> dict[str, float]:
     """Return the EDIT_GRADES of edited images, each in 0..1, means over images.
 
     Returns:
@@ -120,10 +120,10 @@ def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: O
         valid: share of recognised images; all grades of the rest are 0.
     """
     # The nearest panel at any distance: a source is a drawing, and its file may have been resized or compressed.
-    sources = oracle.nearest([open_image(prompt.sources[0]) for prompt in prompts])
+    sources = nearest_panels([open_image(prompt.sources[0]) for prompt in prompts])
 
     rows = []
-    for prompt, (before, _), shown in zip(prompts, sources, oracle.read(images), strict=True):
+    for prompt, (before, _), shown in zip(prompts, sources, read_panels(images), strict=True):
         edit = edit_of(prompt, before)
         if shown is None:
             rows.append(dict.fromkeys(EDIT_GRADES, 0.0))

@@ -17,7 +17,7 @@ import numpy as np
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.tiny.oracle import Oracle
+from pacorl.tiny.oracle import read_panels
 from pacorl.tiny.world import IDENTITY, PALETTE_WORDS, PLACE_WORDS, SCENES, VALUES, Panel, Split, draw, split_of_hero
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def write_heroes(folder: Path, tasks: Sequence[HeroTask], *, name: str, pixels: 
     return path
 
 
-def grade_heroes(tasks: Sequence[HeroTask], images: Sequence[Image], *, oracle: Oracle) -> dict[str, float]:
+def grade_heroes(tasks: Sequence[HeroTask], images: Sequence[Image]) -> dict[str, float]:
     """Return the HERO_GRADES of images, each in 0..1, means over images.
 
     Returns:
@@ -114,7 +114,7 @@ def grade_heroes(tasks: Sequence[HeroTask], images: Sequence[Image], *, oracle: 
         valid: share of recognised images; all grades of the rest are 0.
     """
     rows = []
-    for task, shown in zip(tasks, oracle.read(images), strict=True):
+    for task, shown in zip(tasks, read_panels(images), strict=True):
         if shown is None:
             rows.append((0.0,) * len(HERO_GRADES))
             continue

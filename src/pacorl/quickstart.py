@@ -29,7 +29,7 @@ from pacorl.report.results import Change, paired
 from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.generators import COLLAPSED
 from pacorl.tiny.grading import jackknife, kappas, looks, names_no_look
-from pacorl.tiny.oracle import Oracle, evenness, grade, majority
+from pacorl.tiny.oracle import evenness, grade, majority, read_panels
 from pacorl.tiny.words import asked_in
 from pacorl.tiny.world import Panel
 from pacorl.types import Grid, Prompt
@@ -118,12 +118,11 @@ def grades(evaluation: Path) -> tuple[dict[str, list[float]], list[list[Panel | 
         Measure → its value of each set, and the panels of the sets whose theme names no look: a named one agrees across
         sets by chance of the theme.
     """
-    oracle = Oracle()
     values: dict[str, list[float]] = {}
     free = []
     for line in read_jsonl(evaluation):
         prompt = _prompt_of(line)
-        shown = oracle.read(split(open_image(evaluation.parent / line["image"]), prompt.grid))
+        shown = read_panels(split(open_image(evaluation.parent / line["image"]), prompt.grid))
         p_yes = [value for value in chain(*line["p_yes"]) if value is not None]
         for name, value in {"consistency": fmean(p_yes), **grade(asked_in(prompt), shown)}.items():
             values.setdefault(name, []).append(value)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.core.sde import Transition, log_prob
+from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import denoise
 from pacorl.grpo.rows import forward_batches
 from pacorl.rewards.reward import Reward, RewardFunction, scores_of
@@ -145,13 +146,13 @@ def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, 
 def endpoints(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, seed: int = 0) -> Tensor:
     """(B, N, C) endpoints of the engine's loop without noise; the seeds of the prompts count up from `seed`."""
     image_size = policy.size_of(prompts[0], size)
-    encoded = policy.encode(prompts, image_size)
+    cache = ConditioningCache(policy)
     found: dict[int, Tensor] = {}
     for rows in forward_batches(policy, prompts, size=size, batch=len(prompts)):
         latents = denoise(
             policy,
             [seed + row for row in rows],
-            conditioning=policy.collate([encoded[row] for row in rows]),
+            conditioning=cache.batch([prompts[row] for row in rows], image_size),
             sigmas=policy.sigmas(STEPS, image_size),
             size=image_size,
         )

@@ -15,7 +15,7 @@ from tiny_sets import draw_grid
 
 from pacorl.core.grid import panel_texts, split
 from pacorl.core.set_scores import kappa
-from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
+from pacorl.tiny.oracle import agreement, evenness, grade, majority, read_panels
 from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_edit, tiny_prompt
 from pacorl.tiny.world import IDENTITY, LOOKS, VALUES, Panel, draw, panels_of, set_prompts
 from pacorl.types import Grid, Prompt
@@ -23,11 +23,6 @@ from pacorl.types import Grid, Prompt
 SPLITS = ("train", "dev", "test")
 HERO = Panel("red", "round", "crown", "sunset", "town", "jumping", "boat")
 ASKED = {"place": "town", "pose": "jumping", "prop": "boat"}
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Oracle:
-    return Oracle()
 
 
 # --- splits and prompts ----------------------------------------------------------------------------------------
@@ -121,23 +116,23 @@ def test_other_prompts_and_instructions_are_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [32, 96, pytest.param(64, marks=pytest.mark.slow)])
-def test_the_oracle_reads_drawings(oracle: Oracle, size: int) -> None:
+def test_the_oracle_reads_drawings(size: int) -> None:
     panels = Random(0).sample(panels_of("test"), 200)
-    assert oracle.read([draw(panel, size) for panel in panels]) == panels
+    assert read_panels([draw(panel, size) for panel in panels]) == panels
 
 
-def test_the_oracle_reads_and_grades_a_set(oracle: Oracle) -> None:
+def test_the_oracle_reads_and_grades_a_set() -> None:
     prompt = tiny_prompt("a red hero in town", SCENES, Grid(2, 2))
     described = [replace(HERO, pose=pose, prop=prop) for pose, prop in (scene.split(", ") for scene in SCENES)]
     panels = split(draw_grid(described, prompt.grid, 32), prompt.grid)
-    assert oracle.read(panels) == described
-    assert set(oracle.grade(prompt, panels).values()) == {1.0}
+    assert read_panels(panels) == described
+    assert set(grade(asked_in(prompt), described).values()) == {1.0}
 
 
-def test_what_is_nothing_of_this_world_is_invalid(oracle: Oracle) -> None:
+def test_what_is_nothing_of_this_world_is_invalid() -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     junk = [noise, Image.new("RGB", (64, 64)), Image.new("RGB", (64, 64), "white"), Image.new("RGB", (32, 32), "red")]
-    assert oracle.read(junk) == [None] * 4
+    assert read_panels(junk) == [None] * 4
 
 
 # --- grades, worked by hand ------------------------------------------------------------------------------------

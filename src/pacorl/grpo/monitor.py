@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
+from pacorl.core.batches import in_batches
 from pacorl.core.grid import split
 from pacorl.core.metric_names import HELD_OUT, MONITOR, sign_meaning
 from pacorl.core.schedule import seed_of
@@ -135,8 +136,7 @@ def measure_agreement(
         SharedFault: wraps an exception of the judge, on all ranks.
     """
     config, runtime, reward = trainer.config, trainer.runtime, trainer.consistency
-    groups = [rows[first : first + config.group_size] for first in range(0, len(rows), config.group_size)]
-    groups = [group for group in groups if group[0].prompt.grid.count > 1]
+    groups = [group for group in in_batches(rows, config.group_size) if group[0].prompt.grid.count > 1]
     if reward is None or config.monitor == "off" or not groups:
         return {}
 

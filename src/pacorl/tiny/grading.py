@@ -11,7 +11,7 @@ from PIL import Image
 from pacorl.core.grid import split
 from pacorl.core.ranking import Interval, t_interval
 from pacorl.core.set_scores import kappa
-from pacorl.tiny.oracle import Oracle, agreement, evenness, grade, majority
+from pacorl.tiny.oracle import agreement, evenness, grade, majority, read_panels
 from pacorl.tiny.words import asked_in
 from pacorl.tiny.world import LOOKS, Panel
 from pacorl.types import Prompt
@@ -26,8 +26,7 @@ def names_no_look(prompt: Prompt) -> bool:
 
 def read_sets(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[list[Panel | None]]:
     """Recognise the panels of each image; None for an invalid panel."""
-    oracle = Oracle()
-    return [oracle.read(split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
+    return [read_panels(split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
 
 
 def looks(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.core.set_scores import equal_shares
-from pacorl.tiny.words import asked_in
 from pacorl.tiny.world import LOOKS, VALUES, Panel, layer, over
-from pacorl.types import Prompt
 
 GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
 TEMPLATE_SIZE = 24
@@ -42,39 +40,33 @@ def _templates() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return np.stack(left), np.stack(right)
 
 
-class Oracle:
-    """Recognition of panels by their nearest template, and grades of sets. It measures, and is never a reward."""
+def read_panels(images: Sequence[Image.Image]) -> list[Panel | None]:
+    """Recognise the panel of each image; None if it is farther than VALID_DISTANCE from every template."""
+    return [panel if distance <= VALID_DISTANCE else None for panel, distance in nearest_panels(images)]
 
-    def grade(self, prompt: Prompt, panels: Sequence[Image.Image]) -> dict[str, float]:
-        """Return the GRADES of one set, each in 0..1; an invalid panel agrees and matches with none."""
-        return grade(asked_in(prompt), self.read(panels))
 
-    def read(self, images: Sequence[Image.Image]) -> list[Panel | None]:
-        """Recognise the panel of each image; None if it is farther than VALID_DISTANCE from every template."""
-        return [panel if distance <= VALID_DISTANCE else None for panel, distance in self.nearest(images)]
+def nearest_panels(images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
+    """Return the nearest template of each image and its distance.
 
-    def nearest(self, images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
-        """Return the nearest template of each image and its distance.
+    Hero and prop are on different sides, so that the nearest of all 27,648 panels is the nearest pair of halves with
+    one background.
+    """
+    pixels = np.stack([_pixels(image) for image in images])
+    left, right = _templates()
+    by_background = (len(images), len(BACKGROUNDS), -1)
+    left_BKH = _squared(pixels[:, :, :HERO_WIDTH].reshape(len(images), -1), left).reshape(by_background)
+    right_BKP = _squared(pixels[:, :, HERO_WIDTH:].reshape(len(images), -1), right).reshape(by_background)
+    # Hero and prop are in separate columns, so each is matched by itself on every background.
+    total_BK = left_BKH.min(-1) + right_BKP.min(-1)
 
-        Hero and prop are on different sides, so that the nearest of all 27,648 panels is the nearest pair of halves
-        with one background.
-        """
-        pixels = np.stack([_pixels(image) for image in images])
-        left, right = _templates()
-        by_background = (len(images), len(BACKGROUNDS), -1)
-        left_BKH = _squared(pixels[:, :, :HERO_WIDTH].reshape(len(images), -1), left).reshape(by_background)
-        right_BKP = _squared(pixels[:, :, HERO_WIDTH:].reshape(len(images), -1), right).reshape(by_background)
-        # Hero and prop are in separate columns, so each is matched by itself on every background.
-        total_BK = left_BKH.min(-1) + right_BKP.min(-1)
-
-        nearest = []
-        for image, background in enumerate(total_BK.argmin(1)):
-            palette, place = BACKGROUNDS[background]
-            colour, shape, hat, pose = HEROES[left_BKH[image, background].argmin()]
-            prop = VALUES["prop"][right_BKP[image, background].argmin()]
-            distance = float(np.sqrt(total_BK[image, background] / pixels[image].size))
-            nearest.append((Panel(colour, shape, hat, palette, place, pose, prop), distance))
-        return nearest
+    nearest = []
+    for image, background in enumerate(total_BK.argmin(1)):
+        palette, place = BACKGROUNDS[background]
+        colour, shape, hat, pose = HEROES[left_BKH[image, background].argmin()]
+        prop = VALUES["prop"][right_BKP[image, background].argmin()]
+        distance = float(np.sqrt(total_BK[image, background] / pixels[image].size))
+        nearest.append((Panel(colour, shape, hat, palette, place, pose, prop), distance))
+    return nearest
 
 
 def _squared(pixels: NDArray[np.float32], templates: NDArray[np.float32]) -> NDArray[np.float32]:

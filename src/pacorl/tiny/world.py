@@ -3,7 +3,7 @@
 A panel shows one hero in a place. Four *looks* must be the same over a set: colour, shape, hat and palette. No panel's
 text names a look, and a theme names two at most, so that consistency does not follow from the text. The theme names
 the place, and a panel's text its pose and prop. `draw` draws a panel, `set_prompts` writes prompts in the T2IS form,
-and the `Oracle` recognises a panel. The oracle measures and is never a reward.
+and the `oracle` recognises a panel. It measures and is never a reward.
 """
 
 from __future__ import annotations
