@@ -288,12 +288,11 @@ def load_aesthetics(name: str) -> Reward:
     # Rewards import torch; a command's help, which reads this file, must not.
     from pacorl.config.reward_section import RewardConfig
     from pacorl.rewards import build_rewards, check_rewards
-    from pacorl.rewards.reward import Loads
 
     config = RewardConfig(name=name)
     check_rewards([config], key="aesthetics")
     (reward,) = build_rewards([config], judge=None, device=available_device()).values()
-    if isinstance(reward, Loads):
+    if hasattr(reward, "load"):
         reward.load()
     return reward
 

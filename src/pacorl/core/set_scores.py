@@ -18,6 +18,8 @@ from random import Random
 from statistics import fmean, median
 from typing import TypeVar
 
+from pacorl.core.batches import in_batches
+
 Part = TypeVar("Part", bound=tuple[int, ...])
 Pair = tuple[int, int]
 
@@ -161,7 +163,7 @@ def draw_pairs_across(seeds: Sequence[int], panels: int, *, partners: int) -> li
 
 def contrast_scores(
     score_of_pair: Mapping[Pair, float | None], *, sets: int, panels: int, weight: float
-) -> list[list[float | None]]:
+) -> list[Sequence[float | None]]:
     """Score each panel of a group's sets by ½(1 + within − weight · across), means over the pairs that contain it.
 
     The scale keeps the score of a P(Yes) with a weight up to 1 between 0 and 1, and its mean above 0: log-taming
@@ -188,4 +190,4 @@ def contrast_scores(
             scores.append(None)
         else:
             scores.append((1 + within_mean - weight * across_mean) / 2)
-    return [scores[first : first + panels] for first in range(0, len(scores), panels)]
+    return in_batches(scores, panels)

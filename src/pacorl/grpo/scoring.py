@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from pacorl.core.metric_names import ALARM, ALIKE, NOT_FINITE
@@ -220,11 +221,9 @@ def reward_table(scores: Scores, rows: Sequence[Row], *, names: tuple[str, ...],
         by_panel: whether to tabulate the parts of the scores, for panel credit. A score without parts counts for every
             panel.
     """
-    # fp64, since P(Yes) near 1 differs by less than fp32 resolves.
-    columns = []
-    for column in columns_of(scores, rows, names).values():
-        columns.append([math.nan if score is None else score for score in column])
-    score_RB = torch.tensor(columns, dtype=torch.float64)
+    # fp64, since P(Yes) near 1 differs by less than fp32 resolves. NumPy reads None as NaN.
+    columns = [*columns_of(scores, rows, names).values()]
+    score_RB = torch.from_numpy(np.array(columns, dtype=np.float64))
     part_RBP = None
     if by_panel:
         # Sets with fewer panels leave the rest NaN.
@@ -234,8 +233,7 @@ def reward_table(scores: Scores, rows: Sequence[Row], *, names: tuple[str, ...],
             count = row.prompt.grid.count
             for reward, result in enumerate(scores[row.number]):
                 part_P = [result.score] * count if result.part_P is None else result.part_P
-                known_P = [math.nan if part is None else part for part in part_P]
-                part_RBP[reward, index, :count] = torch.tensor(known_P, dtype=torch.float64)
+                part_RBP[reward, index, :count] = torch.from_numpy(np.array(part_P, dtype=np.float64))
     return RewardTable(
         names=names,
         score_RB=score_RB,

@@ -76,7 +76,7 @@ def asks_judge(config: MeasureConfig, *, run: bool = True) -> bool:
 
 
 def has_parts(config: MeasureConfig) -> bool:
-    """Check whether a reward's score has a part for each panel (`ScoresPanels`)."""
+    """Check whether a reward's score has a part for each panel (`panel_scores`)."""
     return hasattr(reward_spec(config.name).target, "panel_scores")
 
 

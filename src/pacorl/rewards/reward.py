@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from PIL.Image import Image, fromarray
@@ -25,7 +25,8 @@ class RewardError(ValueError):
 class Reward(Protocol):
     """Scorer of images. A missing score is None, never 0.
 
-    Making one is cheap; weights are loaded by `Loads.load`, or on the first call.
+    Making one is cheap. One with weights may load them in a method `load()`, or else on its first call. A reward whose
+    score of a set is a sum of parts has a method `panel_scores(prompts, images)`, which returns `PanelScores`.
 
     Example:
         reward = PanelMatch(judge)
@@ -40,14 +41,6 @@ class Reward(Protocol):
         """One score per image, in order."""
 
 
-@runtime_checkable
-class Loads(Protocol):
-    """A reward with weights or a package behind it."""
-
-    def load(self) -> None:
-        """Load the weights. Raises ValueError or OSError with the missing file and its source."""
-
-
 @dataclass(frozen=True, slots=True)
 class PanelScores:
     """Score of a set, and the parts of it that contain each panel."""
@@ -57,14 +50,6 @@ class PanelScores:
     part_P: Sequence[float | None] | None
     """Per panel the part of the score that depends on it (`core.set_scores.panel_shares`); None for a score without
     parts, which counts for every panel."""
-
-
-@runtime_checkable
-class ScoresPanels(Protocol):
-    """A reward whose score of a set is a sum of parts, each of which contains some of its panels."""
-
-    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image as the reward does, with the parts."""
 
 
 class PanelReward:
@@ -107,7 +92,7 @@ def scores_of(
 def panel_scores_of(
     name: str, reward: RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image], *, masked: bool = False
 ) -> list[PanelScores]:
-    """Compute one reward's scores, with their parts if it has parts (`ScoresPanels`).
+    """Compute one reward's scores, with their parts if it has `panel_scores`.
 
     A score is missing if one of its parts is, and NaN if one of its parts is. With `masked`, numbers that are not
     finite become NaN, for callers that exclude them.
@@ -115,9 +100,9 @@ def panel_scores_of(
     Raises:
         RewardError: naming the reward and the record, if a score or its parts are invalid.
     """
-    scorer: object = reward
-    has_parts = isinstance(scorer, ScoresPanels)
-    results: Any = scorer.panel_scores(prompts, images) if isinstance(scorer, ScoresPanels) else reward(prompts, images)
+    scorer: Any = reward
+    has_parts = hasattr(scorer, "panel_scores")
+    results = scorer.panel_scores(prompts, images) if has_parts else scorer(prompts, images)
     checked = []
     for prompt, result in zip(prompts, listed(name, results, len(prompts), prompts), strict=True):
         if not has_parts:
@@ -183,7 +168,7 @@ def smoke_test(
     # Seeded, so that a reward scores the trial images equally each time.
     pixels = np.random.default_rng(0).integers(0, 256, (2, size.height, size.width, 3), dtype=np.uint8)
     for name, reward in rewards.items():
-        if isinstance(reward, Loads):
+        if hasattr(reward, "load"):
             reward.load()
         trial = partial(scores_of, name, reward, [prompt, prompt], [fromarray(noise) for noise in pixels])
         try:

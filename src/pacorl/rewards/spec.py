@@ -181,7 +181,7 @@ class UserReward:
             )
         if hasattr(target, "panel_scores"):
             self.panel_scores = self._panel_scores
-            """The reward has parts (`ScoresPanels`)."""
+            """The reward has parts."""
 
     def load(self) -> None:
         if hasattr(self.reward, "load"):
