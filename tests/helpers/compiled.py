@@ -16,7 +16,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.adapters import adapter_state, add_lora, full_state
+from pacorl.models.adapters import adapter_state, add_lora, full_tensor
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.processes import Runtime
@@ -57,7 +57,7 @@ def sample_and_train(out: Path) -> None:
     loss = PolicyLoss(policy, sampler, cache, GrpoClip(clip_range=1e-4))
     metrics = update_policy(loss, samples, advantages, runtime=runtime, draw=(1, 0, 0))
     parameters = [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
-    gradients = full_state({str(number): p.grad for number, p in enumerate(parameters) if p.grad is not None})
+    gradients = {str(number): full_tensor(p.grad) for number, p in enumerate(parameters) if p.grad is not None}
     moved = all(bool(gradient.any()) for gradient in gradients.values())
     frames = dict(torch._dynamo.utils.counters["frames"])
     ranks = runtime.gather({"metrics": metrics, "gradients": len(gradients) if moved else 0, "frames": frames})

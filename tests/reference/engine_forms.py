@@ -29,7 +29,7 @@ from pacorl.grpo import scoring
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.models.adapters import adapter_state, full_state
+from pacorl.models.adapters import adapter_state, full_tensor
 from pacorl.records.prompts import load_prompts
 from pacorl.rewards.reward import PanelScores
 from pacorl.types import Grid, Prompt, Question, Size
@@ -107,8 +107,8 @@ def train(out: Path, overrides: Sequence[str], *, stop_after: int = 0) -> dict[s
                 trainer = PolicyTrainer(config, rewards=REWARDS, resume=True)
                 stop_after = 0
             epochs.append(_observed_epoch(trainer))
-        adapter = {name: value.clone() for name, value in full_state(adapter_state(trainer.lora.transformer)).items()}
-        average = {name: value.clone() for name, value in full_state(trainer.lora.average.state).items()}
+        adapter = {name: full_tensor(value).clone() for name, value in adapter_state(trainer.lora.transformer).items()}
+        average = {name: full_tensor(value).clone() for name, value in trainer.lora.average.state.items()}
         trainer.close()
     return {"adapter": adapter, "average": average, "epochs": epochs}
 

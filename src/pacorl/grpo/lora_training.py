@@ -13,7 +13,6 @@ from pacorl.models.adapters import (
     AdapterCopy,
     MovingAverage,
     adapter_state,
-    full_state,
     full_tensor,
     set_adapter_state,
     shard_like,
@@ -96,11 +95,11 @@ class LoraTraining:
 
     def tensors(self) -> dict[str, Tensor]:
         """Gather the unsharded tensors of a checkpoint, `adapter/NAME` and so on. All ranks call it."""
-        parts = {"adapter": full_state(adapter_state(self.transformer)), "average": full_state(self.average.state)}
+        parts = {"adapter": adapter_state(self.transformer), "average": self.average.state}
         if self.old:
-            parts["old"] = full_state(self.old.state)
+            parts["old"] = self.old.state
         parts["optimizer"] = optimizer_tensors(self.optimizer, self.transformer)
-        return {f"{part}/{name}": value for part, tensors in parts.items() for name, value in tensors.items()}
+        return {f"{part}/{name}": full_tensor(value) for part, state in parts.items() for name, value in state.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the `tensors` of a checkpoint, also of another number of processes.
@@ -140,14 +139,14 @@ def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, transformer: nn.Module) -> dict[str, Tensor]:
-    """Return an optimizer's unsharded state by parameter names, `exp_avg/NAME`. All ranks call it."""
+    """Return an optimizer's state by parameter names, `exp_avg/NAME`; shards of sharded weights."""
     # Not torch.distributed.checkpoint.state_dict: it gives an optimizer that has no state yet one by a step of its own,
     # which AdamW counts, so that a run saved before its first step would not resume to equal bits.
     state = optimizer.state_dict()["state"]
     tensors = {}
     for number, name in enumerate(trained_parameters(transformer)):
         for kind, value in state.get(number, {}).items():
-            tensors[f"{kind}/{name}"] = full_tensor(value)
+            tensors[f"{kind}/{name}"] = value
     return tensors
 
 

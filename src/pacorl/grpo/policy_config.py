@@ -215,11 +215,6 @@ class PolicyConfig(LoraConfig):
         self.__dict__["evaluation"] = self.evaluation.judged_like(judge)
         return self
 
-    @property
-    def in_turns(self) -> bool:
-        """Whether the generator and the models that score are on the device in turn."""
-        return self.memory != "normal"
-
     @model_validator(mode="after")
     def _makes_sense(self) -> PolicyConfig:
         for key, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards)):

@@ -202,9 +202,8 @@ class PolicyTrainer:
         """Parameters of the first epoch's rollouts."""
 
         # 3. Scorers, after the text encoders are freed: both together may not fit on the device.
-        self.turns = (
-            Turns(self.policy.transformer, device=device) if config.in_turns and not self.runtime.sharded else None
-        )
+        in_turns = config.memory != "normal" and not self.runtime.sharded
+        self.turns = Turns(self.policy.transformer, device=device) if in_turns else None
         """Generator and scorers that alternate on the device, with little memory."""
         self.scoring: Callable[[], AbstractContextManager[None]] = self.turns.scoring if self.turns else nullcontext
         """Makes the context in which the scorers are on the device."""

@@ -21,17 +21,12 @@ from pacorl.models.lora import ADAPTER, Lora, peft_options, read_lora
 # FSDP2's modules and tensors are recognised by their methods, without importing their classes, which takes a second.
 
 
-def has_sharded(module: Any) -> bool:
-    """Return whether FSDP2 shards a module's weights."""
-    return hasattr(module, "reshard")
-
-
 def materialize(module: nn.Module) -> None:
     """Reshard the weights gathered by a forward."""
     # After a forward without backward FSDP2 leaves the root's weights unsharded, and changes would be lost.
     submodules: Iterable[Any] = module.modules()
     for submodule in submodules:
-        if has_sharded(submodule):
+        if hasattr(submodule, "reshard"):
             submodule.reshard()
 
 
@@ -113,11 +108,6 @@ def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> No
                 "belongs to a base of another size, or was trained with another rank"
             )
         current[name].copy_(shard_like(current[name], value))
-
-
-def full_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gather an adapter's weights. Every process must call it."""
-    return {name: full_tensor(value) for name, value in state.items()}
 
 
 def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: int, base: str) -> None:

@@ -232,7 +232,7 @@ def _plan(config: PolicyConfig, *, ask: bool) -> Plan:
         images=sources.planned_images(config, prompts),
         prompts=prompts,
         scorers=scorers,
-        in_turns=config.in_turns and bool(scorers),
+        in_turns=config.memory != "normal" and bool(scorers),
         encoded=len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit,
         world=config.processes,
     )

@@ -14,7 +14,7 @@ from PIL.Image import Resampling
 
 from pacorl.core import questions as wordings
 from pacorl.core.grid import SetImages, split
-from pacorl.core.set_scores import panel_shares
+from pacorl.core.set_scores import panel_shares, whole_mean
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
 from pacorl.records.characters import characters_of
@@ -102,13 +102,8 @@ class Reference(JudgedReward, PanelReward):
             if characters:
                 score_of_panel[panel,] = self._panel_score(panel, characters, p_yes)
 
-        count = prompt.grid.count
-        scores = [score for score in score_of_panel.values() if score is not None]
-        if not scores:
-            return PanelScores(None, [None] * count)
-
-        score = fmean(scores) if len(scores) == len(score_of_panel) else None
-        return PanelScores(score, panel_shares(score_of_panel, count))
+        shares = panel_shares(score_of_panel, prompt.grid.count) if score_of_panel else None
+        return PanelScores(whole_mean(score_of_panel.values()), shares)
 
     def _panel_score(
         self, panel: int, characters: Sequence[Character], p_yes: Mapping[PanelQuestion, float | None]

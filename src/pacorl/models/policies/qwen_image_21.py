@@ -85,20 +85,18 @@ class QwenImage21Policy(QwenEditPolicy):
         # The slots precede the text, so the negative text has the same.
         is_slot = outputs[2][0].cpu()
         grids = [self.token_grid(shown_size) for shown_size in sizes]
-        slots = is_slot.nonzero().flatten().tolist()
-        source_grid = []
-        for rows, cols in grids:
-            source_grid.append((slots[0] if slots else 0, rows, cols))
-            slots = slots[rows * cols // SLOT**2 :]
+        counts = [rows * cols // SLOT**2 for rows, cols in grids]
+        slots = is_slot.nonzero().flatten()
         # A different count would assign each slot to a wrong token.
-        counted = int(is_slot.sum())
-        needed = sum(rows * cols for rows, cols in grids) // SLOT**2
-        if counted != needed:
+        if len(slots) != sum(counts):
             raise ValueError(
-                f"the images of {prompt.place} at the area of {size} take {counted} tokens of the text encoder, "
-                f"and {needed} are needed: its processor resizes images of this area; take another size, such as "
+                f"the images of {prompt.place} at the area of {size} take {len(slots)} tokens of the text encoder, "
+                f"and {sum(counts)} are needed: its processor resizes images of this area; take another size, such as "
                 "1024x1024"
             )
+        source_grid = []
+        for (rows, cols), of_image in zip(grids, slots.split(counts), strict=True):
+            source_grid.append((int(of_image[0]), rows, cols))
         return {"source_grid": torch.tensor([source_grid])}
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
