@@ -107,7 +107,6 @@ def bootstrap(
     statistic: Callable[[Indices], Floats],
     *,
     draws: int = DRAWS,
-    seed: int = 0,
     fewest: int = FEWEST_FOR_INTERVAL,
 ) -> list[Interval]:
     """Compute 95 % percentile intervals of a statistic, drawing whole groups with replacement.
@@ -126,7 +125,7 @@ def bootstrap(
     full = statistic(np.arange(len(groups)))
     if len(members) < fewest:
         return [Interval(float(value), groups=len(members)) for value in full]
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     rows_DG = random.integers(len(members), size=(draws, len(members)))
     figures = []
     for row in rows_DG:
@@ -159,7 +158,7 @@ def t_interval(values: Sequence[float]) -> Interval:
 
 
 def difference(before: Interval, after: Interval) -> Interval:
-    """Subtract two figures of `bootstrap` on the same items in one order, draws and seed: the interval is paired."""
+    """Subtract two figures of `bootstrap` on the same items in one order, and as many draws: it is paired."""
     mean = after.mean - before.mean
     if before.drawn is None or after.drawn is None or after.groups is None:
         return Interval(mean, groups=after.groups)
