@@ -141,7 +141,7 @@ class ToyPolicy:
         return size
 
     def forward_key(self, prompt: Prompt, size: Size) -> Size:
-        return size
+        return self.size_of(prompt, size)
 
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
         """A vector per text, (1, TEXT_WIDTH), drawn by the text."""

@@ -131,8 +131,9 @@ class Inputs:
             tensors["source"] = empty(tokens, policy.patch**2 * policy.latent_channels)
             if isinstance(policy, KleinPolicy):
                 tensors["source_ids"] = empty(tokens, 4)
-            if is_shared:
-                grids = [(image * self._slots(size), *policy.token_grid(size)) for image in range(self.count)]
+            if isinstance(policy, QwenEditPolicy):
+                grid = policy.token_grid(size)
+                grids = [(image * self._slots(size), *grid) if is_shared else grid for image in range(self.count)]
                 tensors["source_grid"] = torch.tensor([grids])
         return Conditioning(tensors)
 

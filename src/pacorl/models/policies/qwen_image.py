@@ -146,8 +146,7 @@ class QwenImagePolicy(PipelinePolicy):
         grids: list[Sequence[int]] = []
         if "source" in tensors:
             images.append(tensors["source"].to(dtype))
-            count = tensors["source"].shape[1] // x_BNC.shape[1]
-            grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [output[1:]] * count
+            grids = tensors["source_grid"][0].tolist()
 
         def read(prefix: str) -> Tensor:
             predicted = self.predict(
@@ -200,8 +199,7 @@ class QwenEditPolicy(QwenImagePolicy):
         """Encode prompts to one conditioning each, on the CPU.
 
         `tokens` (1, L, D) of the text encoder, which attends to the images; `source` (1, M, C), the images' own
-        tokens; `source_grid` (1, K, 2), rows and columns of each, unless there is one of the generated size; with true
-        CFG `negative_tokens`.
+        tokens; `source_grid` (1, K, 2), rows and columns of each; with true CFG `negative_tokens`.
         """
         return [self._encode(prompt, size) for prompt in prompts]
 
@@ -242,16 +240,12 @@ class QwenEditPolicy(QwenImagePolicy):
         tensors = {name: output[0].cpu() for name, output in outputs.items()}
         if codes:
             tensors["source"] = torch.cat(codes, 1)
-            tensors |= self._source_grid(prompt, size, sizes, outputs["tokens"])
+            tensors["source_grid"] = self._source_grid(prompt, size, sizes, outputs["tokens"])
         return Conditioning(tensors)
 
-    def _source_grid(
-        self, prompt: Prompt, size: Size, sizes: Sequence[Size], outputs: tuple[Tensor, ...]
-    ) -> dict[str, Tensor]:
-        """Return `source_grid` (1, K, …) of images of these sizes; `outputs` are the text encoder's."""
-        if sizes == [size]:
-            return {}
-        return {"source_grid": torch.tensor([[self.token_grid(vae_size) for vae_size in sizes]])}
+    def _source_grid(self, prompt: Prompt, size: Size, sizes: Sequence[Size], outputs: tuple[Tensor, ...]) -> Tensor:
+        """Return (1, K, …) of images of these sizes; `outputs` are the text encoder's."""
+        return torch.tensor([[self.token_grid(vae_size) for vae_size in sizes]])
 
 
 class QwenEditPlusPolicy(QwenEditPolicy):

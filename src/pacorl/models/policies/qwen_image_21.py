@@ -78,10 +78,8 @@ class QwenImage21Policy(QwenEditPolicy):
         super().__init__(pipeline, options)
         share_prefix(pipeline.transformer)
 
-    def _source_grid(
-        self, prompt: Prompt, size: Size, sizes: Sequence[Size], outputs: tuple[Tensor, ...]
-    ) -> dict[str, Tensor]:
-        """Return `source_grid` (1, K, 3): the first slot in the text, rows and columns of each image."""
+    def _source_grid(self, prompt: Prompt, size: Size, sizes: Sequence[Size], outputs: tuple[Tensor, ...]) -> Tensor:
+        """Return (1, K, 3): the first slot in the text, rows and columns of each image."""
         # The slots precede the text, so the negative text has the same.
         is_slot = outputs[2][0].cpu()
         grids = [self.token_grid(shown_size) for shown_size in sizes]
@@ -97,7 +95,7 @@ class QwenImage21Policy(QwenEditPolicy):
         source_grid = []
         for (rows, cols), of_image in zip(grids, slots.split(counts), strict=True):
             source_grid.append((int(of_image[0]), rows, cols))
-        return {"source_grid": torch.tensor([source_grid])}
+        return torch.tensor([source_grid])
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
         # The VAE also reads opacity: images here are opaque.
