@@ -7,6 +7,7 @@ names and types, before any weights are loaded; a class refuses values out of ra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING
 
 from pacorl.config.table import Table
@@ -46,9 +47,10 @@ def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
     if is_in_file(name):
         return user_spec(name) if run else parsed_spec(name)
     try:
-        return RewardSpec.of(REWARDS.named(name))
+        target = REWARDS.named(name)
     except ValueError as error:
         raise RewardError(f"rewards: {error}, or your own as {FORM}") from None
+    return RewardSpec(target, target, signature(target).parameters)
 
 
 def check_rewards(configs: Sequence[MeasureConfig], *, key: str = "rewards", run: bool = True) -> None:

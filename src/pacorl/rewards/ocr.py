@@ -35,7 +35,7 @@ class Ocr:
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
-            if not any(map(quoted, _descriptions(prompt))):
+            if not any(map(quoted, prompt.panels or (prompt.text,))):
                 raise ValueError(
                     f"{prompt.place} quotes no text that an image should bear, and ocr needs one, "
                     f'as in: a sign that says "Open" ({prompt.text[:60]!r})'
@@ -49,7 +49,7 @@ class Ocr:
         # A set without texts of panels is read as one image.
         panels = split(image, prompt.grid) if prompt.panels else [image]
         shares = []
-        for panel, text in zip(panels, _descriptions(prompt), strict=True):
+        for panel, text in zip(panels, prompt.panels or (prompt.text,), strict=True):
             words = quoted(text)
             if words:
                 seen = read(panel)
@@ -90,10 +90,6 @@ def open_reader() -> Reader:
     engine = RapidOCR(params={"Global.log_level": "error"})
     # The engine takes BGR.
     return lambda image: " ".join(engine(np.asarray(image.convert("RGB"))[..., ::-1]).txts or ())
-
-
-def _descriptions(prompt: Prompt) -> tuple[str, ...]:
-    return prompt.panels or (prompt.text,)
 
 
 def _plain(text: str) -> str:

@@ -53,11 +53,6 @@ class RewardSpec:
     is_users: bool = False
     """Whether it comes from a file of the user's."""
 
-    @classmethod
-    def of(cls, target: Callable[..., Reward]) -> RewardSpec:
-        """Create the spec of a built-in reward."""
-        return cls(make=target, target=target, parameters=inspect.signature(target).parameters)
-
     @property
     def asks_judge(self) -> bool:
         return "judge" in self.parameters
