@@ -236,7 +236,7 @@ class PolicyTrainer:
             timeout=config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.check_signal,
-            group_size=config.group_size if config.whole_groups else 1,
+            group_size=config.group_size if self.division.whole_groups else 1,
             per_call=samples_per_call(config.judge, device=device),
         )
         self._open.callback(self.scorer.close)

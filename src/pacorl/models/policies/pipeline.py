@@ -213,7 +213,8 @@ class PipelinePolicy:
         Raises:
             ValueError: A source is missing, is one too many or has no such shape; the message names the prompt.
         """
-        self.image_paths(prompt)  # raises
+        if prompt.references or prompt.sources or self.max_sources:
+            self.image_paths(prompt)  # raises
         if not prompt.sources:
             return self.nearest_size(size)
         return self.edit_size(prompt.sources, size.height * size.width)
