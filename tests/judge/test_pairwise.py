@@ -11,7 +11,6 @@ from pacorl.judge.pairwise import (
     ask,
     ask_edits,
     ask_pairs,
-    matrix_of,
     mean_over_dimensions,
 )
 from pacorl.types import Question, Verdict
@@ -62,8 +61,3 @@ def test_dimensions_weigh_alike_however_many_criteria_they_have() -> None:
     assert mean_over_dimensions(answers).p_yes == pytest.approx((0.3 + 0.9) / 2)
     missing = Verdict(None, "asleep")
     assert mean_over_dimensions(answers | {("Logic", "Order"): missing}) is missing
-
-
-def test_the_matrix_is_symmetric_with_holes() -> None:
-    verdicts = {(0, 1): Verdict(0.5), (1, 2): Verdict(None, "no")}
-    assert matrix_of(verdicts, 3) == ((None, 0.5, None), (0.5, None, None), (None, None, None))

@@ -70,15 +70,6 @@ def test_the_words_have_the_paired_difference(
     assert f'<div class="verdict"><p>{line}</p>' in write_report(tmp_path).read_text("utf-8").replace("&lt;", "<")
 
 
-def test_a_difference_is_of_the_same_pairs(tmp_path: Path) -> None:
-    """With the same answers on both sides the difference is certain, and neither side is."""
-    given = pairs(tmp_path, prompts=12)
-    before = answers(given, right=0.7)
-    summary = evaluate(tmp_path, given, before, before)
-    assert summary["difference"]["auc"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "groups": 12}
-    assert summary["after"]["auc"]["high"] - summary["after"]["auc"]["low"] > 0.1
-
-
 def test_answers_to_other_pairs_are_not_compared(tmp_path: Path) -> None:
     """As in a run that is resumed with another data.evaluation."""
     old, new = pairs(tmp_path / "old", prompts=9), pairs(tmp_path / "new", prompts=10, colour="blue")

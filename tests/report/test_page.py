@@ -130,9 +130,6 @@ def test_groups_that_all_differ_alike_have_no_interval_and_no_verdict() -> None:
     assert not Result("fit", None, None, difference).sure
 
 
-# --- gallery ---------------------------------------------------------------------------------------------------
-
-
 # --- pieces ----------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pacorl.runtime.workers import CallTimeout, Workers, call_in_time, outcome_of
+from pacorl.runtime.workers import Workers, outcome_of
 
 
 def test_what_has_not_begun_is_cancelled_and_what_runs_is_abandoned() -> None:
@@ -20,13 +20,6 @@ def test_what_has_not_begun_is_cancelled_and_what_runs_is_abandoned() -> None:
     over.set()
     assert outcome_of(going, "it")
     assert not waiting.done()
-
-
-def test_a_call_is_given_up_at_its_limit() -> None:
-    over = threading.Event()
-    with pytest.raises(CallTimeout, match="it has not returned"):
-        call_in_time(over.wait, "it", seconds=0.2)
-    over.set()
 
 
 @pytest.mark.slow
