@@ -202,6 +202,8 @@ def parse_yaml(text: str, *, name: str) -> Any:
         line = f":{mark.line + 1}" if mark and "\n" in text else ""
         # A repeated key is quoted with both values, which may have many lines.
         problem = str(getattr(error, "problem", None) or error).partition(" with value ")[0]
+        if "duplicate key" in problem:
+            problem += "; write it once, with all that it holds"
         raise ValueError(f"{name}{line}: not valid YAML: {' '.join(problem.split())}") from None
 
 

@@ -86,6 +86,14 @@ def identity_of(settings: JudgeSettings) -> str:
     return f"sha256 {text_digest(' '.join(digests))[:16]}"
 
 
+def settings_of(source: str, *, memory: str) -> JudgeSettings:
+    """Return the settings of a command's judge, whose server's key is in the environment."""
+    settings = JudgeSettings(checkpoint=source).in_memory(memory)
+    if settings.remote and os.environ.get(JUDGE_KEY):
+        settings = settings.model_copy(update={"api_key_env": JUDGE_KEY})
+    return settings
+
+
 def judge_from(source: str, *, memory: str = "normal", **options: Any) -> tuple[Judge, str]:
     """Resolve a source string (folder, hub name, server's address, `tiny`) to a judge and its display name.
 
@@ -96,9 +104,7 @@ def judge_from(source: str, *, memory: str = "normal", **options: Any) -> tuple[
         ValueError: The judge is missing, or does not fit these options.
         UnreachableError: No server answers.
     """
-    settings = JudgeSettings(checkpoint=source).in_memory(memory)
-    if settings.remote and os.environ.get(JUDGE_KEY):
-        settings = settings.model_copy(update={"api_key_env": JUDGE_KEY})
+    settings = settings_of(source, memory=memory)
     if not settings.remote:
         from transformers.utils.logging import disable_progress_bar
 

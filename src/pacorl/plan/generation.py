@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-from pacorl.config.options import JUDGE_KEY
 from pacorl.generate.generator import SIZE
-from pacorl.judge.judge import JudgeSettings
+from pacorl.judge import settings_of
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.plan import sources
@@ -27,10 +24,7 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
     """
     spec = POLICIES[options.kind]
     generator = sources.generator_of(options, spec)
-    settings = None
-    if judge:
-        api_key = JUDGE_KEY if os.environ.get(JUDGE_KEY) else ""
-        settings = JudgeSettings(checkpoint=judge, api_key_env=api_key).in_memory(options.memory)
+    settings = settings_of(judge, memory=options.memory) if judge else None
     of_judge = sources.judge("--judge", settings, ask=True)
     job = Job(
         spec=spec,

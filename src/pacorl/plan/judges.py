@@ -78,28 +78,23 @@ def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts:
     image = image_tokens(Size(height // prompt.grid.rows, width // prompt.grid.cols), configs["processor"])
     panels = prompt.grid.count
 
-    # Tokens through the vision tower, and through the language model.
-    visual = read = 0.0
+    # A reward's images, those that further questions begin with, and its questions. Across sets, half as many pairs as
+    # within them.
+    pairs = math.comb(panels, 2)
+    asked: dict[str, tuple[float, ...]] = {
+        "consistency": (panels, panels - 1, 1.5 * pairs if config.whole_groups else pairs),
+        "panel_match": (panels, 0, panels),
+        "reference": (panels + 1, 1, 2 * panels),
+        "edit_consistency": (2, 0, 2),
+    }
+    flops = 0.0
     for reward in config.rewards:
-        match reward.name:
-            case "consistency":
-                # Across sets, half as many pairs as within them.
-                pairs: float = math.comb(panels, 2)
-                if reward.compares_samples:
-                    pairs *= 1.5
-                criteria = sum(map(len, prompt.criteria.values())) if reward.args.get("ask") == "criteria" else 1
-                visual += panels * image
-                read += (panels - 1) * image + pairs * (image + criteria * TEXT)
-            case "panel_match":
-                visual += panels * image
-                read += panels * (image + TEXT)
-            case "reference":
-                visual += (panels + 1) * image
-                read += image + 2 * panels * (image + TEXT)
-            case "edit_consistency":
-                visual += 2 * image
-                read += 2 * (image + TEXT)
-    return scorer.per_token * read + scorer.per_visual_token * visual
+        if reward.name in asked:
+            images, prefixes, questions = asked[reward.name]
+            texts = sum(map(len, prompt.criteria.values())) if reward.args.get("ask") == "criteria" else 1
+            read = prefixes * image + questions * (image + texts * TEXT)
+            flops += scorer.per_token * read + scorer.per_visual_token * images * image
+    return flops
 
 
 def example_prompt(config: PolicyConfig, prompts: Sequence[Prompt]) -> Prompt:

@@ -86,7 +86,7 @@ class Batch(NamedTuple):
     images: int = 0
     """Number of images of the run."""
     forwards: float = 0
-    """Number of such forwards in the run."""
+    """Forwards of an image."""
 
 
 class Training(NamedTuple):
@@ -222,7 +222,7 @@ def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides
         size = policy.nearest_size(batch.size)
         forward = forward_pass(inputs, size, batch=batch.per_forward)
         decoding = decoding_pass(policy, size)
-        flops += batch.forwards * forward.flops + batch.images * decoding.flops
+        flops += batch.images * (batch.forwards / batch.per_forward * forward.flops + decoding.flops)
         yield "sample", present + besides + forward.peak
         yield "decode", present + besides + decoding.peak
         besides = adapter  # set aside: the average generates an evaluation's images

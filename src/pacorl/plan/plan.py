@@ -125,11 +125,11 @@ def _lines(plan: Plan) -> Iterator[str]:
     for name, fact in plan.facts.items():
         text = fact
         if isinstance(fact, Mapping):
-            text = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in fact.items())
+            text = ", ".join(f"{key.replace('_', ' ')} {round(value, 3)}" for key, value in fact.items())
         yield f"{name.replace('_', ' ')}: {text}"
 
     # On the card that is here; else on those of the size that is named, or that holds the run.
-    least = plan.device_bytes or plan.peak_bytes + CARD_MARGIN
+    least = max(plan.device_bytes or 0, plan.peak_bytes + CARD_MARGIN)
     size = min((card.gigabytes for card in CARDS if least <= card.gigabytes * 2**30), default=0)
     for card in CARDS:
         is_shown = card.name == plan.device if plan.device in plan.hours else card.gigabytes == size
@@ -213,12 +213,16 @@ def _plan(config: PolicyConfig, *, ask: bool) -> Plan:
                 judging = judging_flops(config, scorers[-1], judge.configs, prompts) * (images + images_shown * area)
 
     per_image = forwards.per_image
+    sampled = per_image["sampling"] + per_image["other_policies"]
     is_path = OBJECTIVES[config.objective.name].needs == "path"
     job = Job(
         spec=config.generator,
         options=config.model,
         configs=generator.configs,
-        batches=_batches(config, images=images, images_shown=images_shown, per_image=per_image),
+        batches=[
+            Batch(Size(*sampling.size), "sampling.size", sampling.batch, images, sampled),
+            Batch(Size(*evaluation.size), "evaluation.size", evaluation.batch, images_shown, evaluation.steps),
+        ],
         training=Training(
             config,
             forwards.sampler,
@@ -250,19 +254,6 @@ def _plan(config: PolicyConfig, *, ask: bool) -> Plan:
         facts["leaks"] = leaks
     hours = hours_of(config, flops=memory.flops + judging)
     return Plan(memory, absences, facts, hours, config.processes)
-
-
-def _batches(
-    config: PolicyConfig, *, images: int, images_shown: int, per_image: Mapping[str, float]
-) -> tuple[Batch, Batch]:
-    """Return the batches of training samples and of evaluations, with the run's images and forwards."""
-    sampling, evaluation = config.sampling, config.evaluation
-    forwards = images * (per_image["sampling"] + per_image["other_policies"]) / sampling.batch
-    forwards_shown = images_shown * evaluation.steps / evaluation.batch
-    return (
-        Batch(Size(*sampling.size), "sampling.size", sampling.batch, images, forwards),
-        Batch(Size(*evaluation.size), "evaluation.size", evaluation.batch, images_shown, forwards_shown),
-    )
 
 
 def kinds_of(prompts: Sequence[Prompt]) -> str:
