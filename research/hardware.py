@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.plan.plan import Plan, plan_policy, with_checkpointing
+from pacorl.plan.plan import Plan, plan_training, with_checkpointing
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (
@@ -37,7 +37,7 @@ def run_of(name: str) -> PolicyConfig:
 
 def planned(run: PolicyConfig) -> Plan:
     """Plan one process, with gradient checkpointing where `auto` may turn it off: a smaller card needs it."""
-    return plan_policy(with_checkpointing(run.model_copy(update={"processes": 1}), on=True))
+    return plan_training(with_checkpointing(run.model_copy(update={"processes": 1}), on=True), ask=False)
 
 
 def row(name: str, plan: Plan) -> str:

@@ -22,7 +22,7 @@ from PIL import Image
 
 from pacorl.core.devices import available_device
 from pacorl.judge.local import LocalJudge, placement
-from pacorl.plan.plan import plan_policy
+from pacorl.plan.plan import plan_training
 from pacorl.rewards.consistency import Consistency
 from pacorl.types import Grid, Prompt
 
@@ -88,7 +88,7 @@ def measure_generator(form: str, options: argparse.Namespace) -> Iterator[Record
         depths, batches = (None,), (run.sampling.batch,)
         phases.append(("decode", False))
         for checkpointing in (False, True):
-            planned = plan_policy(run_of(options, f"model.gradient_checkpointing={checkpointing}")).memory.phases
+            planned = plan_training(run_of(options, f"model.gradient_checkpointing={checkpointing}")).memory.phases
             yield {"form": form, "checkpointing": checkpointing, "planned": dict(planned)}
     for blocks in depths:
         bench = Bench(run, blocks=blocks)

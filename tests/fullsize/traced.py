@@ -37,7 +37,7 @@ from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
 from pacorl.plan.peaks import with_units
-from pacorl.plan.plan import Plan, plan_policy
+from pacorl.plan.plan import Plan, plan_training
 from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
@@ -222,7 +222,7 @@ def trace(recipe: str, folder: Path, *, units: int, overrides: Sequence[str] = (
         Bytes on the device by the plan's phases, the most of all, and the plan of the same run.
     """
     config = run_of(recipe, folder, units=units, overrides=overrides)
-    plan = plan_policy(config)
+    plan = plan_training(config)
     with pretended_run() as card:
         run = PolicyTrainer(config)
         run.run_epoch()

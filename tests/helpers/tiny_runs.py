@@ -15,7 +15,7 @@ from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.plan.plan import Plan, plan_policy
+from pacorl.plan.plan import Plan, plan_training
 from pacorl.report.page import keep_page
 
 JPEG_SIZE = f"{Path(__file__).parents[2]}/examples/jpeg_reward.py:jpeg_size"
@@ -93,4 +93,4 @@ def weights(run: Path) -> dict[str, bytes]:
 @cache
 def planned(*overrides: str) -> Plan:
     """The plan of a run of TINY_SETS."""
-    return plan_policy(configs.load(PolicyConfig, None, [*TINY_SETS, *overrides]))
+    return plan_training(configs.load(PolicyConfig, None, [*TINY_SETS, *overrides]))

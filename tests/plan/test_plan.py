@@ -25,7 +25,7 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX
 from pacorl.plan import peaks, sources
 from pacorl.plan.generators import Inputs, policy_on_meta
-from pacorl.plan.plan import CUDA_BYTES, Plan, plan_policy, plan_training
+from pacorl.plan.plan import CUDA_BYTES, Plan, plan_training
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -173,7 +173,7 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     changes += ["prompts.train=train.txt", "prompts.evaluation=test.txt"]
     config = load(PolicyConfig, Path("flux_t2is_24gb"), changes)
     plan = plan_training(config, rewards=["unlike"])
-    assert plan.memory.phases == pytest.approx(plan_policy(config).memory.phases, rel=1e-3)
+    assert plan.memory.phases == pytest.approx(plan_training(config, ask=False).memory.phases, rel=1e-3)
     assert [absence.key for absence in plan.absences] == ["model.checkpoint"]
     assert plan.facts["times_seen"] == config.epochs * config.prompts_per_epoch
     assert not Path("run").exists()

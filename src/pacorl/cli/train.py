@@ -83,9 +83,9 @@ def train_policy(
     with user_files(run=not options.dry_run):
         run = load(PolicyConfig, config, overrides or [])
     if options.dry_run:
-        from pacorl.plan.plan import plan_policy
+        from pacorl.plan.plan import plan_training
 
-        plan = plan_policy(run, ask=True, card=options.card)
+        plan = plan_training(run, card=options.card)
         if options.as_json:
             echo_json(plan.to_json())
         else:

@@ -24,7 +24,7 @@ from pacorl.io.terminal import did_you_mean
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.plan.plan import CARD_MARGIN, Plan, kinds_of, plan_policy, size_text
+from pacorl.plan.plan import CARD_MARGIN, Plan, kinds_of, plan_training, size_text
 from pacorl.plan.sources import rewards_of
 from pacorl.records.characters import find_character
 from pacorl.records.leaks import split_prompts
@@ -209,7 +209,8 @@ def _fitting(job: Job) -> tuple[str, Plan]:
     """Find the fastest form of the weights whose plan fits the card; return its text and plan."""
     for memory in FORMS:
         text = _text(job, memory)
-        plan = plan_policy(validated(PolicyConfig, parse_yaml(text, name=str(job.path))), card=job.gigabytes)
+        config = validated(PolicyConfig, parse_yaml(text, name=str(job.path)))
+        plan = plan_training(config, ask=False, card=job.gigabytes)
         if plan.peak_bytes + CARD_MARGIN <= job.gigabytes * 2**30:
             # The places of the user's own file, and not of the copy.
             read = kinds_of(sorted([*job.train, *job.held_out], key=lambda prompt: prompt.id))

@@ -149,13 +149,16 @@ def size_text(number: int, of: int | None = None) -> str:
 # --- a policy's training ---------------------------------------------------------------------------------------
 
 
-def plan_policy(config: PolicyConfig, *, ask: bool = False, card: int = 0) -> Plan:
-    """Check a config against its data and a card, and measure its memory.
+def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: bool = True, card: int = 0) -> Plan:
+    """Check a config against its data and a card, and measure its memory, as `--dry-run` does; `print` shows the plan.
+
+    Weights are neither loaded nor required.
 
     Args:
         config: the run. The published architecture replaces absent weights. `gradient_checkpointing: auto` is off if
             the run then fits the card, since recomputing activations costs time; without a card it is on, the form of
             the smallest one.
+        rewards: names of the functions that `PolicyTrainer` is to get. Their memory is not in the plan.
         ask: whether a judge over HTTP that does not answer is listed as absent.
         card: gigabytes of the card that the run is for; 0 for this machine's.
 
@@ -163,6 +166,8 @@ def plan_policy(config: PolicyConfig, *, ask: bool = False, card: int = 0) -> Pl
         ConfigError: A size or the number of samples does not divide.
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks an input of a reward.
     """
+    planned = tuple(reward for reward in config.rewards if reward.name not in rewards)
+    config = config.model_copy(update={"rewards": planned})
     name, size = (f"a card of {card} GB", card * 2**30) if card else device()
     plan = None
     if size and config.model.gradient_checkpointing == "auto":
@@ -276,27 +281,11 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
     return "; ".join(counts)
 
 
-def plan_training(config: PolicyConfig, rewards: Collection[str] = ()) -> Plan:
-    """Check a run's config and this machine, as `--dry-run` does; `print` shows the plan.
-
-    Weights are neither loaded nor required.
-
-    Args:
-        config: the run.
-        rewards: names of the functions that `PolicyTrainer` is to get. Their memory is not in the plan.
-
-    Raises:
-        ValueError: if the run cannot be made; one line with the key, the value and the fix.
-    """
-    planned = tuple(reward for reward in config.rewards if reward.name not in rewards)
-    return plan_policy(config.model_copy(update={"rewards": planned}), ask=True)
-
-
 def decided(config: PolicyConfig) -> PolicyConfig:
     """Decide `model.gradient_checkpointing: auto` as the plan does; without a card it is off."""
     if device()[1] is None or config.model.gradient_checkpointing != "auto":
         return with_checkpointing(config, on=False)
-    return with_checkpointing(config, on=plan_policy(config).facts["gradient_checkpointing"] == "on")
+    return with_checkpointing(config, on=plan_training(config, ask=False).facts["gradient_checkpointing"] == "on")
 
 
 def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
