@@ -27,7 +27,7 @@ from pydantic import (
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.config.recipes import config_file
 from pacorl.config.reference import unknown_key
-from pacorl.config.user_files import beside
+from pacorl.config.user_files import find_beside
 from pacorl.io.documents import dump_yaml, faults_of, parse_yaml, read_yaml
 
 logger = logging.getLogger(__name__)
@@ -155,14 +155,15 @@ def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     document = read_yaml(file)
     if not isinstance(document, dict | None):
         raise ConfigError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
-    keys: dict[str, Any] = beside(file.parent, document or {})
-    base = keys.pop(EXTENDS, None)
+    document = document or {}
+    find_beside(file.parent, document)
+    base = document.pop(EXTENDS, None)
     if base is None:
-        return keys
+        return document
     if not isinstance(base, str) or file in above:
         raise ConfigError(f"{path}: extends {base!r} is not another config; name a recipe, or a file beside this one")
     own = file.parent / base
-    return merged(read_config(own if own.is_file() else Path(base), (*above, file)), keys)
+    return merged(read_config(own if own.is_file() else Path(base), (*above, file)), document)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,21 +46,22 @@ def is_in_file(name: str) -> bool:
     return ".py:" in name
 
 
-def beside(folder: Path, document: Any) -> Any:
-    """Find the files of a config's names: `mine.py:NAME` is in the config's folder, or else in the current one.
+def find_beside(folder: Path, document: Any, *, depth: int = 4) -> None:
+    """Find the files of a config's names, in place: `mine.py:NAME` is in its folder, or else in the current one.
 
     Args:
         folder: the config's.
-        document: its values, or a part of them.
+        document: its mapping, or a section or list in it.
+        depth: levels down to a name in `evaluation.rewards`, the deepest; a YAML's aliases may nest without end.
     """
-    if isinstance(document, dict):
-        return {key: beside(folder, value) for key, value in document.items()}
-    if isinstance(document, list):
-        return [beside(folder, value) for value in document]
-    match = NAME.fullmatch(document) if isinstance(document, str) else None
-    if match and (folder / match["path"]).is_file():
-        return str(folder / document)
-    return document
+    entries = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in entries:
+        if depth and isinstance(value, dict | list):
+            find_beside(folder, value, depth=depth - 1)
+        elif isinstance(value, str):
+            match = NAME.fullmatch(value)
+            if match and (folder / match["path"]).is_file():
+                document[key] = str(folder / value)
 
 
 def file_and_name(name: str) -> tuple[Path, str]:

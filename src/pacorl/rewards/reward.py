@@ -167,10 +167,11 @@ def smoke_test(
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
     # Seeded, so that a reward scores the trial images equally each time.
     pixels = np.random.default_rng(0).integers(0, 256, (2, size.height, size.width, 3), dtype=np.uint8)
+    images = [fromarray(pixels[0]), fromarray(pixels[1])]
     for name, reward in rewards.items():
         if hasattr(reward, "load"):
             reward.load()
-        trial = partial(scores_of, name, reward, [prompt, prompt], [fromarray(noise) for noise in pixels])
+        trial = partial(scores_of, name, reward, [prompt, prompt], images)
         try:
             scores = call_in_time(trial, f"reward {name} (trial images)", seconds=timeout)
         except CallTimeout as fault:
