@@ -93,8 +93,8 @@ def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
     calls = count()
 
     def spotty(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:
-        # The first call is the trial image's.
-        bear = [prompt.text == "a bear" and next(calls) > 0 for prompt in prompts]
+        # The first two are trial images.
+        bear = [prompt.text == "a bear" and next(calls) > 1 for prompt in prompts]
         return [float("inf") if is_bear else value for is_bear, value in zip(bear, red(prompts, images), strict=True)]
 
     monkeypatch.setattr(scoring, "MAX_MISSING", 0.5)
