@@ -41,7 +41,8 @@ MODES = {"two": (2, {}), "sharded": (2, worlds.fsdp2())}
 CHEAP = [f"rewards=[{{name: '{JPEG_SIZE}'}}]", "prompts.evaluation=tiny:dev:1", "evaluation.every=0"]
 """For what is not about judging: a reward without a model."""
 OBJECTIVES = {
-    "flux": [],
+    # Contrast compares whole groups: one for each update of each process.
+    "flux": ["prompts_per_epoch=4", "prompts.train=tiny:train:4"],
     "flux_suffix": [
         *CHEAP,
         "sampling.steps=5",
