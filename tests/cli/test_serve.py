@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -34,7 +36,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
     """What would be served, instead of serving it."""
     seen: CALLS = {}
     monkeypatch.setattr(server, "create_app", lambda name, judge, **options: seen.update(options, name=name))
-    monkeypatch.setattr(web, "run", lambda app, listener: seen.update(address=listener.getsockname()))
+
+    def run_app(app: object, listener: socket, *, announce: Callable[[], None]) -> None:
+        seen.update(address=listener.getsockname())
+        announce()
+
+    monkeypatch.setattr(web, "run", run_app)
 
     def run_vllm(served: Any, **options: Any) -> None:
         seen.update(options, served=served)

@@ -129,7 +129,7 @@ def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all() -> None
     memory = peaks.Memory({"encode": 4 * GIB, "train": 3 * GIB}, host=5 * GIB, held=GIB)
     plan = Plan(memory, (absence,), facts={"leaks": "mind the gap"}, device="a card", device_bytes=8 * GIB)
     lines = str(plan).splitlines()
-    assert lines[0].startswith("verdict: fits this card")
+    assert lines[0].startswith("verdict: fits a card")
     assert len(lines) < 24
     for part in ("4 GiB of 8 GiB", "judge.checkpoint = lab/judge: `hf download", "mind the gap", "17 GB"):
         assert part in str(plan)

@@ -66,8 +66,8 @@ def serve(
         use_cores()
         quiet_loading()
         judge = LocalJudge.from_pretrained(source, **placement(source))
-        echo_errors(f"serving {served.name} at {url}/v1")
-        run(create_app(served.name, judge, api_key=key or ""), listener)
+        app = create_app(served.name, judge, api_key=key or "")
+        run(app, listener, announce=lambda: echo_errors(f"serving {served.name} at {url}/v1"))
 
 
 # --- the studio ------------------------------------------------------------------------------------------------

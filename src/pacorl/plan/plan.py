@@ -74,8 +74,8 @@ class Plan:
         """What the run does not fit, with the fix; empty if it fits, and without a card."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
             return (
-                "does not fit this card: lower sampling.batch or evaluation.batch, take memory: low or lowest, or set "
-                "model.gradient_checkpointing"
+                f"does not fit {self.device}: lower sampling.batch or evaluation.batch, take memory: low or lowest, "
+                "or set model.gradient_checkpointing"
             )
         if self.device_bytes and self.main_bytes and self.memory.held > self.main_bytes:
             return "does not fit main memory: start fewer processes, or take memory: normal"
@@ -89,7 +89,7 @@ class Plan:
     @property
     def verdict(self) -> str:
         """The first line of the dry run."""
-        fits = self.shortage or ("fits this card" if self.device_bytes else self.device)
+        fits = self.shortage or (f"fits {self.device}" if self.device_bytes else self.device)
         keys = ", ".join(dict.fromkeys(absence.key for absence in self.absences))
         return f"{fits}; absent: {keys or 'nothing'}"
 
