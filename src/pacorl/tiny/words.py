@@ -104,7 +104,7 @@ def check_tiny_grid(grid: Grid, panels: int) -> None:
         layouts = " or ".join(f"{layout.count} panels as {layout}" for layout in GRIDS)
         raise ValueError(
             f"the tiny generator makes sets of {layouts}, and this is {grid} with {panels}; "
-            "describe so many, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
+            "describe so many, or take a real model, e.g. black-forest-labs/FLUX.1-dev"
         )
 
 
