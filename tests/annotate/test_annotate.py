@@ -187,12 +187,21 @@ def test_what_people_disagree_on_is_settled_by_one_more(annotation):
 
 def test_each_ranking_keeps_the_wording_that_it_was_made_under(annotation):
     rank_next(annotation, "ann")
-    annotation.start([], question="Which is best?")
+    with pytest.raises(ValueError, match=r"Which is best\?"):  # the judge is asked whether images meet it
+        annotation.start([], question="Which is best?")
+    annotation.start([], question="The same hat.")
     rank_next(annotation, "ann")
     again = Annotation(annotation.folder)
     wordings = {answer.question for answer in again.log.rankings() + again.log.rankings(controls=True)}
     assert len(wordings) == 2
-    assert "Which is best?" in wordings
+    assert "The same hat." in wordings
+
+
+def test_a_missing_image_is_named_before_anybody_ranks_it(annotation):
+    gone = next(iter(annotation.log.instances.values())).reference
+    (annotation.folder / gone).unlink()
+    with pytest.raises(ValueError, match=gone):
+        annotation.start([])
 
 
 # --- the log -----------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
     outcome = run(Numbers([*KEYS, "f", "gg", "hhhhhh"]), tmp_path, BenchmarkOptions(judge="here | there"))
     text, page = outcome.table.markdown, (tmp_path / "table.html").read_text()
     assert "| Somebody | published † | 0.500 | – |" in text
-    assert "† Published in nowhere, Tab. 0; not measured here." in text
+    assert "† Published in nowhere, Tab. 0, on its own data; not measured here." in text
     assert r"| here \| there | measured | 3.000 [" in text
     assert page.count("published †") == 1
     assert "not measured here" in page

@@ -75,6 +75,14 @@ def by_chance(names: Iterable[str], key: str) -> list[str]:
     return sorted(names, key=lambda name: text_digest(f"{key}\n{name}"))
 
 
+def check_images(instances: Sequence[Instance], folder: Path) -> None:
+    """Raise ValueError, naming the question, if an image of one is missing."""
+    for instance in instances:
+        for image in (instance.reference, *instance.candidates):
+            if not (folder / image).is_file():
+                raise ValueError(f"instances.jsonl: {instance.id}: {image} is missing from {folder}")
+
+
 def foreign_controls(instances: Sequence[Instance]) -> list[Instance]:
     """Make control questions from the data: one candidate becomes an image of another prompt, and is the worst.
 
@@ -149,12 +157,17 @@ class Annotation:
         Args:
             people: Number of people for each question; everyone, if there are fewer.
             controls: Whether each person gets hidden control questions.
-            question: The wording on the page; empty for the page's own.
+            question: What the images must have in common, on the page and for the judge; empty for the page's own.
 
         Raises:
-            ValueError: names do not fit, or a known instance has changed.
+            ValueError: names or the question do not fit, a known instance has changed, or an image is missing.
         """
         log = self.log
+        if "?" in question:
+            raise ValueError(
+                f"--question {question!r}: state what the images must have in common, such as 'The same character in "
+                "the same clothes': the judge will be asked whether they meet it"
+            )
         role_of = dict(log.people)
         roles: tuple[Role, Role] = ("annotator", "adjudicator")
         for role, names in zip(roles, (annotators, adjudicators), strict=True):
@@ -167,6 +180,7 @@ class Annotation:
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
         instances = read_instances(self.folder / "instances.jsonl")
+        check_images(instances, self.folder)
         questions = [*instances]
         if controls:
             questions += foreign_controls(instances)

@@ -105,7 +105,7 @@ class Table:
         """Notes, and the meaning of the mark of published rows."""
         if not any(line.published for line in self.lines):
             return tuple(self.notes)
-        return (*self.notes, f"{MARK} Published in {self.source}; not measured here.")
+        return (*self.notes, f"{MARK} Published in {self.source}, on its own data; not measured here.")
 
     @property
     def markdown(self) -> str:

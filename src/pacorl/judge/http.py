@@ -245,6 +245,7 @@ class HttpJudge:
 
         # The key is the transport's: variables for OpenAI's own service stay here.
         self._key = key_from(api_key_env)
+        self._key_variable = api_key_env or KEY
         transport = httpx2.AsyncClient(**client_options(self.url, seconds=timeout, key=self._key))
         self._client: Any = openai.AsyncOpenAI(base_url=self.url, api_key="-", http_client=transport)
         self._slots = asyncio.Semaphore(max(1, concurrency // processes))
@@ -411,7 +412,9 @@ class HttpJudge:
         options = {"headers": own_headers(), "max_retries": retries}
         is_silent = False
         try:
-            with service_faults(self.url, model=self.model, seconds=self.timeout, key=self._key, key_variable=KEY):
+            with service_faults(
+                self.url, model=self.model, seconds=self.timeout, key=self._key, key_variable=self._key_variable
+            ):
                 # Over everything: each chunk of a slow body would reset the client's own limit.
                 async with asyncio.timeout(self.timeout * (1 + retries)):
                     response = await send(url, cast_to=httpx2.Response, options=options)
