@@ -315,7 +315,8 @@ def test_a_character_is_taught_in_a_process_without_user_files_and_its_lora_draw
     assert training.samples
     assert all(path.is_file() for pair in training.samples for path in pair)
 
-    # Pages of the character are drawn by it, and say so, after a restart too.
+    # Pages of the character are drawn by it, and say so, after a restart too, and when a further training was stopped.
+    (training.run.parent / "99991231-stopped").mkdir()
     studio.close()
     again = Studio(studio.folder.path)
     recipe = opened(again)[0].recipe

@@ -336,7 +336,7 @@ class StudioPage:
         self.studio.keep(tab="Pages")
 
     def teaching(self, name: str) -> None:
-        """The newest training of the character: its latest pictures, and at the end its LoRA."""
+        """The newest training of the character with its latest pictures, and the newest LoRA."""
         last = newest_training(self.studio.loras(name))
         with card("Teach it"):
             ui.label("From three pictures on. The studio draws nothing else meanwhile.").classes("soft")
@@ -350,9 +350,10 @@ class StudioPage:
                         with tag("div", "pair"):
                             self.picture(before, "Without what it learned")
                             self.picture(after, "With it")
-            if last and last.is_finished:
+            taught = newest_training(self.studio.loras(name), finished=True)
+            if taught:
                 ui.label(f"Pages of {plain(name)} are drawn with it now.")
-                self.button("Save for ComfyUI", ui.download, last.lora, f"{name}.safetensors")
+                self.button("Save for ComfyUI", ui.download, taught.lora, f"{name}.safetensors")
 
     # --- models ------------------------------------------------------------------------------------------------------
 

@@ -50,9 +50,12 @@ class Training:
         return samples
 
 
-def newest_training(folder: Path) -> Training | None:
-    """Find the newest training of a character's folder; None without one."""
-    return max(map(Training, folder.glob("*")), key=lambda training: training.run.name, default=None)
+def newest_training(folder: Path, *, finished: bool = False) -> Training | None:
+    """Find the newest training of a character's folder, or the newest that is finished; None without one."""
+    trainings = [
+        training for training in map(Training, sorted(folder.glob("*"))) if training.is_finished or not finished
+    ]
+    return trainings[-1] if trainings else None
 
 
 def training_recipe(names: StudioModels) -> list[str]:

@@ -172,8 +172,9 @@ class Studio:
             # The practice editor is another model than the practice generator, with a LoRA of its own.
             return dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
         adapters = read_adapters(self.names.adapter)
-        training = newest_training(self.loras(character)) if character else None
-        if training and training.is_finished:
+        # A further training that is stopped takes nothing away.
+        training = newest_training(self.loras(character), finished=True) if character else None
+        if training:
             adapters[str(training.lora)] = PRACTICE_STRENGTH if self.names.model == TINY else 1.0
         return adapters
 
