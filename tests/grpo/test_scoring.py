@@ -174,7 +174,7 @@ def spotty(prompts, images):
 @pytest.mark.parametrize(
     ("values", "cause"),
     [
-        ("[None if i % 2 else float(i) for i in range(len(images))]", "gave no reason"),
+        ("[None if i % 2 else float(i) for i in range(len(images))]", "gave no score to"),
         ("[float('nan') if i % 2 else float(i) for i in range(len(images))]", "returned NaN or an infinity"),
     ],
 )

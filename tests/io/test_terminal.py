@@ -1,7 +1,5 @@
 """Control characters become letters, and nothing else changes."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
@@ -11,8 +9,6 @@ import pytest
 from pacorl.io.terminal import CONTROLS, PrintableFormatter, printable, printable_json
 
 HOSTILE = "\x1b]52;c;ZXZpbA==\x07 \x9b2J \x7f \r \u202e \u2066 \u200f \udc80 [red]x[/] [link=http://e.example]y[/]"
-
-
 CHANGED = ("\x1b]0;t\x07", "\x9b2J\x7f", "a\rb", "\u202etxt.exe\u2069", "\u200e\u200f\u061c\u2028", "\udc80")
 
 

@@ -267,7 +267,14 @@ def check_scores(
     # 1. Numbers that are not finite count as missing.
     metrics: dict[str, float] = {}
     warnings = []
+    absences = []
     for name, column in columns.items():
+        unscored = [prompt for value, prompt in zip(column, prompts, strict=True) if value is None]
+        if unscored:
+            absences.append(
+                f"reward {name!r} gave no score to {len(unscored)} images, first for {named(unscored[:1])}; leave out "
+                "prompts that it cannot score"
+            )
         faulty = [p for value, p in zip(column, prompts, strict=True) if value is not None and not math.isfinite(value)]
         if faulty:
             metrics[f"{ALARM}{NOT_FINITE}{name}"] = float(len(faulty))
@@ -281,7 +288,7 @@ def check_scores(
         metrics["samples/not_finite"] = sum(metrics.values()) / (len(columns) * len(prompts))
         missing = stats["samples/missing"]
         if missing > MAX_MISSING:
-            causes = "; ".join([*reasons, *warnings]) or "The rewards gave no reason"
+            causes = "; ".join([*reasons, *warnings, *absences])
             lost = f"{missing:.0%} of the scores of {when} are missing, more than {MAX_MISSING:.0%}"
             raise SharedFault(ValueError(f"{lost}; the state is saved. {causes}"))
 
