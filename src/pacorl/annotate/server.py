@@ -28,7 +28,7 @@ from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
 from pacorl.dataset.rules import mean_ranks, pair_agreement
 from pacorl.io.documents import read_text
-from pacorl.io.files import PRIVATE, inside, safe_name, sole_holder, text_digest, write_atomic
+from pacorl.io.files import PRIVATE, inside, safe_name, sole_holder, text_digest, twin_hint, write_atomic
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.records.rankings import Ranking
 from pacorl.web import Door, Guard, RefusedError, listening, run
@@ -75,12 +75,13 @@ def by_chance(names: Iterable[str], key: str) -> list[str]:
     return sorted(names, key=lambda name: text_digest(f"{key}\n{name}"))
 
 
-def check_images(instances: Sequence[Instance], folder: Path) -> None:
+def check_present(instances: Sequence[Instance], folder: Path) -> None:
     """Raise ValueError, naming the question, if an image of one is missing."""
     for instance in instances:
         for image in (instance.reference, *instance.candidates):
             if not (folder / image).is_file():
-                raise ValueError(f"instances.jsonl: {instance.id}: {image} is missing from {folder}")
+                hint = twin_hint(folder, image)
+                raise ValueError(f"instances.jsonl: {instance.id}: {image} is missing from {folder}{hint}")
 
 
 def foreign_controls(instances: Sequence[Instance]) -> list[Instance]:
@@ -180,7 +181,7 @@ class Annotation:
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
         instances = read_instances(self.folder / "instances.jsonl")
-        check_images(instances, self.folder)
+        check_present(instances, self.folder)
         questions = [*instances]
         if controls:
             questions += foreign_controls(instances)

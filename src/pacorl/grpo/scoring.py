@@ -7,7 +7,7 @@ as many as keep a judge on this GPU busy. So an in-process judge returns the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -267,14 +267,7 @@ def check_scores(
     # 1. Numbers that are not finite count as missing.
     metrics: dict[str, float] = {}
     warnings = []
-    absences = []
     for name, column in columns.items():
-        unscored = [prompt for value, prompt in zip(column, prompts, strict=True) if value is None]
-        if unscored:
-            absences.append(
-                f"reward {name!r} gave no score to {len(unscored)} images, first for {named(unscored[:1])}; leave out "
-                "prompts that it cannot score"
-            )
         faulty = [p for value, p in zip(column, prompts, strict=True) if value is not None and not math.isfinite(value)]
         if faulty:
             metrics[f"{ALARM}{NOT_FINITE}{name}"] = float(len(faulty))
@@ -288,7 +281,7 @@ def check_scores(
         metrics["samples/not_finite"] = sum(metrics.values()) / (len(columns) * len(prompts))
         missing = stats["samples/missing"]
         if missing > MAX_MISSING:
-            causes = "; ".join([*reasons, *warnings, *absences])
+            causes = "; ".join([*reasons, *warnings, *_absences(columns, prompts)])
             lost = f"{missing:.0%} of the scores of {when} are missing, more than {MAX_MISSING:.0%}"
             raise SharedFault(ValueError(f"{lost}; the state is saved. {causes}"))
 
@@ -298,3 +291,14 @@ def check_scores(
             constants = " and ".join(map(repr, columns))
             warnings.append(f"nothing to learn from: reward {constants} gave all images of each prompt one score")
     return metrics, f"{when}: {'; '.join(warnings)}" if warnings else ""
+
+
+def _absences(columns: Mapping[str, Sequence[float | None]], prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Name the rewards that gave no score, each with the first prompt."""
+    for name, column in columns.items():
+        unscored = [prompt for value, prompt in zip(column, prompts, strict=True) if value is None]
+        if unscored:
+            yield (
+                f"reward {name!r} gave no score to {len(unscored)} images, first for {named(unscored[:1])}; leave out "
+                "prompts that it cannot score"
+            )
