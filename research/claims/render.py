@@ -48,14 +48,18 @@ def last_third(curve: Curve) -> Curve:
 
 
 def slope(curves: Sequence[Curve], metric: str) -> Bounds | None:
-    """Estimate the change of a metric over the last third, by seed; None with fewer than three points or seeds."""
+    """Estimate the change of a metric over the last third, of at least three evaluations, by seed.
+
+    None with fewer than three evaluations or seeds.
+    """
     changes = []
     for curve in curves:
-        third = last_third(curve)
-        if len(third) < 3:
+        trained = [evaluation for evaluation in curve if evaluation.at]
+        if len(trained) < 3:
             return None
-        at = np.array([evaluation.at for evaluation in third], dtype=float)
-        values = np.array([evaluation.metrics[metric] for evaluation in third])
+        last = trained[-max(3, len(last_third(curve))) :]
+        at = np.array([evaluation.at for evaluation in last], dtype=float)
+        values = np.array([evaluation.metrics[metric] for evaluation in last])
         changes.append(float(np.polyfit(at, values, 1)[0] * (at[-1] - at[0])))
     return bounds(changes) if len(changes) >= 3 else None
 
@@ -113,10 +117,10 @@ def _row(prediction: Prediction, claim: Claim, curves: Curves) -> str:
     sides = [prediction.arm] + ([prediction.against] if prediction.against else [])
     rising = []
     for arm in sides:
-        if is_flat([curve for (name, _), curve in curves.items() if name == arm], prediction.metric) is False:
+        if not is_flat([curve for (name, _), curve in curves.items() if name == arm], prediction.metric):
             rising.append(arm)
     if rising:
-        verdict = f"undecided: {' and '.join(rising)} not flat"
+        verdict = f"undecided: {' and '.join(rising)} not seen to be flat"
     elif low <= least and most <= high:
         verdict = "as predicted"
     elif most < low or least > high:
