@@ -10,7 +10,7 @@ from PIL import Image
 
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent
-from pacorl.gate.calibrate import FEWEST, ask_comparisons, error_line
+from pacorl.gate.calibrate import FEWEST_FOR_BINS, ask_comparisons, error_line
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.judge.calibration import Calibration, read_calibration, threshold
 from pacorl.judge.local import LocalJudge
@@ -59,6 +59,8 @@ def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> 
     with PacoReward.from_pretrained("tiny", calibration=path) as reward:
         assert reward.judge.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
         assert reward.score_set(TWO).calibrated
+    with pytest.raises(ValueError, match="of the judge tiny, and the judge is other"):
+        PacoReward.from_pretrained("other", calibration=path)
     with PacoReward.from_pretrained("tiny") as reward:
         assert not reward.score_set(TWO).calibrated
 
@@ -70,7 +72,7 @@ def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
         ask_comparisons(Asked(lambda question: None), [comparison])
 
 
-@pytest.mark.parametrize("count", [18, FEWEST])
+@pytest.mark.parametrize("count", [18, FEWEST_FOR_BINS])
 def test_too_few_pairs_for_a_conclusion_are_called_so(count: int) -> None:
     answers = (np.linspace(0.1, 0.9, count), np.arange(count) % 2 == 0)
-    assert ("too few" in error_line("held out", answers, Curve())) == (count < FEWEST)
+    assert ("too few" in error_line("held out", answers, Curve())) == (count < FEWEST_FOR_BINS)

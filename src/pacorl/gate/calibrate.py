@@ -18,7 +18,7 @@ from pacorl.types import Comparison, Question
 CHUNK = 256
 """Comparisons whose images are in memory at a time."""
 
-FEWEST = 200
+FEWEST_FOR_BINS = 200
 """Pairs below which the bins of the error hold too few for a conclusion."""
 
 Answers = tuple[Floats, NDArray[np.bool_]]
@@ -47,6 +47,6 @@ def error_line(kind: str, answers: Answers, curve: Curve) -> str:
     p_N, yes_N = answers
     before, after = calibration_error(p_N, yes_N), calibration_error(curve.of(p_N), yes_N)
     line = f"ECE of {len(p_N)} pairs {kind}: {before:.4f} before, {after:.4f} after"
-    if len(p_N) < FEWEST:
-        line += f"; fewer than {FEWEST} pairs are too few for a conclusion"
+    if len(p_N) < FEWEST_FOR_BINS:
+        line += f"; fewer than {FEWEST_FOR_BINS} pairs are too few for a conclusion"
     return line

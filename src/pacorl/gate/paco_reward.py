@@ -14,6 +14,7 @@ from pacorl.io.remote import open_source
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge import judge_from
 from pacorl.judge.calibration import read_calibration
+from pacorl.judge.judge import is_address
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
@@ -62,20 +63,21 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
         Raises:
             ValueError: The judge is missing, or does not fit the options; for a server, before any question.
+            UsageError: The calibration is of another judge.
         """
         curve = read_calibration(calibration)
+        if curve and not is_address(str(source)):  # before the weights are loaded
+            curve.check_judge(str(source))
         judge, name = judge_from(str(source), variants=variants, calibration=curve, memory=memory)
+        if curve:
+            curve.check_judge(name)
         return cls(judge, name=name)
 
     @property
     def note(self) -> str:
         """Caveats for readers of the scores; empty for most judges."""
         # Of a judge over HTTP its server has the note.
-        notes = [getattr(self.judge, "note", "")]
-        calibration = getattr(self.judge, "calibration", None)
-        if calibration and calibration.judge != self.name:
-            notes.append(f"The calibration is of the judge {calibration.judge}, and the judge is {self.name}.")
-        return " ".join(filter(None, notes))
+        return str(getattr(self.judge, "note", ""))
 
     def score(self, first: ImageLike, second: ImageLike, **options: Any) -> float:
         """Compute P(Yes) of two images, from 0 to 1; options (theme, criteria) as in `score_set`.

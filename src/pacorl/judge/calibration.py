@@ -37,6 +37,14 @@ class Calibration:
                         f"thresholds.{mode}.{size} is {least:g}; a threshold is from 0 to 1, for 1 panel or more"
                     )
 
+    def check_judge(self, name: str) -> None:
+        """Raise UsageError for another judge than the calibrated one: its curve and thresholds would mean nothing."""
+        if Path(name).resolve() != Path(self.judge).resolve():
+            raise UsageError(
+                f"the calibration is of the judge {self.judge}, and the judge is {name}: make one by `pacorl calibrate "
+                f'{name} PAIRS`, or, if both names are of one judge, write "judge": "{name}" into the file'
+            )
+
     def calibrated(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
         """Calibrate verdicts; missing verdicts stay missing."""
         calibrated = []
