@@ -61,13 +61,11 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
     p_yes = [verdict.p_yes for verdict in tiny.verdicts(questions)]
     scores = [[p_yes[3 * row + index] or 0.0 for index in range(3)] for row in range(len(rows))]
     table = json.loads(done.stdout)["table"]
-    measured, *published = table["rows"]
+    (measured,) = table["rows"]  # three items are not the published data
     for name, value in as_released(rows, scores).items():
         assert measured["values"][name]["mean"] == pytest.approx(value, abs=1e-9), name
         assert (measured["values"][name]["low"], measured["values"][name]["high"]) == (None, None)  # of three folders
     assert measured["name"] == "tiny"
-    assert published[-1]["name"] == "PaCo-Reward-7B"
-    assert published[-1]["values"]["Accuracy"] == 0.449
     stored = [row["scores"] for row in read_jsonl(tmp_path / "run" / "results.jsonl")]
     assert stored == [pytest.approx(expected, abs=1e-6) for expected in scores]
 

@@ -24,7 +24,7 @@ class Numbers:
 
     title = "Numbers"
     columns = ("Mean", "Twice")
-    paper: PaperTable | None = PaperTable("nowhere, Tab. 0", {"Somebody": (0.5,)})
+    paper: PaperTable = PaperTable("nowhere, Tab. 0", {"Somebody": (0.5,)})
     notes = ()
     data = Dataset[str]({}, [], Path())
 
@@ -128,7 +128,7 @@ def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
         run(Numbers(KEYS), tmp_path, replace(HERE, memory="lowest"))
 
 
-def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
+def test_tables_mark_what_was_not_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = run(Numbers([*KEYS, "f", "gg", "hhhhhh"]), tmp_path, BenchmarkOptions(judge="here | there"))
     text, page = outcome.table.markdown, (tmp_path / "table.html").read_text()
     assert "| Somebody | published † | 0.500 | – |" in text
@@ -141,6 +141,9 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
     assert [row["source"] for row in summary["table"]["rows"]] == ["measured", "published, not measured here"]
     assert summary["complete"] is True
     assert outcome.table.markdown.startswith("## Numbers")
+    monkeypatch.setattr(Numbers, "paper", Numbers.paper._replace(items=100))
+    (line,) = run(Numbers(KEYS), tmp_path / "own", HERE).table.lines  # rows of other data are no comparison
+    assert not line.published
 
 
 class Changed(Numbers):

@@ -28,6 +28,8 @@ class Dataset(Generic[Item]):
     """Texts of all the data, whatever the limit: a limit may be raised and the results kept."""
     folder: Path
     """Folder of the items' images."""
+    total: int = 0
+    """Number of items, whatever the limit."""
 
     @classmethod
     def selected(
@@ -36,7 +38,7 @@ class Dataset(Generic[Item]):
         """Select at most `limit` items, evenly spread. Raises ValueError if `source` has none."""
         if not items:
             raise ValueError(f"{source} holds no records")
-        return cls(dict(evenly_spread(list(items.items()), limit)), content, source.parent)
+        return cls(dict(evenly_spread(list(items.items()), limit)), content, source.parent, len(items))
 
     @property
     def fingerprint(self) -> str:

@@ -312,11 +312,17 @@ def _gather(
             lines.append(Line(f"{name}, without its training data", tuple(benchmark.figures(clean))))
         if against:
             lines += _compared(benchmark, good, against, name=name)
-    # The paper's rows, padded to our columns.
-    paper = benchmark.paper or PaperTable("", {})
-    for paper_name, figures in paper.rows.items():
-        empty = (None,) * (len(benchmark.columns) - len(figures))
-        lines.append(Line(paper_name, (*figures, *empty), published=True))
+    # The paper's rows, padded to our columns, unless the data are clearly others in the published form.
+    paper, notes = benchmark.paper or PaperTable("", {}), [*benchmark.notes]
+    if benchmark.data.total < paper.items / 2:
+        notes.append(
+            f"The rows of {paper.source} are left out: these {benchmark.data.total:,} items are not the published "
+            f"data, which are {paper.items:,} or more."
+        )
+    else:
+        for paper_name, figures in paper.rows.items():
+            empty = (None,) * (len(benchmark.columns) - len(figures))
+            lines.append(Line(paper_name, (*figures, *empty), published=True))
 
     return Outcome(
         folder=out,
@@ -324,5 +330,5 @@ def _gather(
         measured=len(good),
         missing=missing,
         trained_on=leaked,
-        table=Table(benchmark.title, benchmark.columns, tuple(lines), source=paper.source, notes=benchmark.notes),
+        table=Table(benchmark.title, benchmark.columns, tuple(lines), source=paper.source, notes=notes),
     )

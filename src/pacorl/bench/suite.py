@@ -33,12 +33,15 @@ class PaperTable(NamedTuple):
     """Citation, e.g. `arXiv 2512.04784, Tab. 2`."""
     rows: Mapping[str, Sequence[float | None]]
     """Name → one figure per column, or fewer if the last columns are ours alone."""
+    items: int = 0
+    """Number of items of the published data, of one language if there are two."""
 
 
 def paper_table(name: str) -> PaperTable:
     """Read a table of published.json."""
     table = read_object(PUBLISHED)[name]
-    return PaperTable(table["source"], {row: tuple(figures) for row, figures in table["rows"].items()})
+    rows = {row: tuple(figures) for row, figures in table["rows"].items()}
+    return PaperTable(table["source"], rows, table["items"])
 
 
 class Benchmark(Protocol):
