@@ -38,8 +38,12 @@ def test_ranked_by_keys_tied_undone_and_kept_over_a_reload(dataset, browser):
         page.keyboard.press("Control+z")
         playwright.expect(page.locator("#count")).to_contain_text("0 of")
         playwright.expect(page.locator("#slots .filled").first).to_be_visible()
-    (undone,) = AnswerLog(folder).undone["ann"]
-    assert len(undone.order[0]) == 2
+        (undone,) = AnswerLog(folder).undone["ann"]
+        assert len(undone.order[0]) == 2
+        for key in ("s", "Enter", "2", "Enter"):  # a reason must be given
+            page.keyboard.press(key)
+        playwright.expect(page.locator("#count")).to_contain_text("1 of")
+    assert [event.reason for event in AnswerLog(folder).of("ann")] == ["An image is broken or missing"]
 
 
 def test_what_is_saved_while_the_server_is_away_is_there_once(dataset, browser):

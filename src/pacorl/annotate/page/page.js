@@ -442,22 +442,21 @@ function turn(step) {
   closer(closerSlot === null ? (step > 0 ? 0 : count - 1) : (closerSlot + step + count) % count);
 }
 
+const skipForm = $("skipping").querySelector("form");
+
 function openSkip() {
-  $("reason").value = "";
-  choose(null);
+  skipForm.reset();
+  needReason();
   $("skipping").showModal();
 }
 
-function skipNow() {
-  const chosen = document.querySelector(".reason[aria-pressed=true]")?.textContent ?? "";
-  const reason = $("reason").value.trim() || chosen;
-  if (!reason) return $("reason").focus();
-  $("skipping").close();
-  change("/api/skips", { instance: task.instance, reason });
+// Own words take the place of a reason from the list.
+function needReason() {
+  skipForm.elements.reason[0].required = !$("words").value.trim();
 }
 
-function choose(chosen) {
-  for (const button of document.querySelectorAll(".reason")) button.setAttribute("aria-pressed", button === chosen);
+function skipNow() {
+  change("/api/skips", { instance: task.instance, reason: $("words").value.trim() || skipForm.elements.reason.value });
 }
 
 document.addEventListener("click", (event) => {
@@ -480,12 +479,16 @@ $("closer").onkeydown = (event) => {
 $("submit").onclick = submit;
 $("undo").onclick = $("back").onclick = undo;
 $("skip").onclick = openSkip;
-$("skipNow").onclick = skipNow;
+$("stay").onclick = () => $("skipping").close();
+$("words").oninput = needReason;
+skipForm.onsubmit = skipNow;
+skipForm.onkeydown = (event) => {
+  const reason = event.target === $("words") ? null : skipForm.elements.reason[event.key - 1];
+  if (reason) { reason.checked = true; reason.focus(); }
+};
 $("clear").onclick = () => { setOrder(order.map(() => null)); draw(); };
 $("tie").onclick = () => tie();
 $("help").onclick = () => $("keys").showModal();
-$("reason").onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); skipNow(); } };
-for (const button of document.querySelectorAll(".reason")) button.onclick = () => choose(button);
 
 // --- telling
 
