@@ -146,13 +146,14 @@ def test_images_without_a_score_are_counted(tmp_path: Path) -> None:
 
 def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
     """A log's `consistency` is the reward, a summary's the judge's P(Yes)."""
-    records = [{"kind": "evaluation", "epoch": e, "consistency": 0.9, "p_yes": 0.25} for e in (0, 1)]
+    records = [{"kind": "evaluation", "epoch": e, "consistency": 0.9, "p_yes": 0.25, "loss": 7} for e in (0, 1)]
     epoch = {"kind": "epoch", "epoch": 0, "reward/consistency/mean": 0.8}
     run = write_metrics(tmp_path / "run", *records, epoch)
     for number in (0, 1):
         write_evaluation(run, number, {1: 0.25, 2: 0.25}, scores={"consistency": 0.9})
     drawn = {chart.title: list(chart.lines) for chart in charts(read_run(run))}
     assert drawn["Evaluation"] == ["Consistency", "Consistency, as rewarded"]
+    assert drawn["Held-out loss"] == ["Loss"]
     assert drawn["Reward of training samples"] == ["Consistency, as rewarded"]
     measures = {result.name: result.after.mean for result in rows_of(read_run(run)) if result.after}
     assert measures == {"consistency": 0.25, "consistency_reward": 0.9}

@@ -1,4 +1,4 @@
-"""The four curves of a page: reward, evaluation, loss, KL. Every other metric is in the run's tracker (TensorBoard)."""
+"""The curves of a page: reward, evaluation, losses, KL. Every other metric is in the run's tracker (TensorBoard)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pacorl.report.folder import Record, RunFolder, number
 Points = list[tuple[float, float | None]]
 """(epoch, value); None if the value was not finite, which breaks the line."""
 
-MEASURE = f"((?!kind$|epoch$|step$|{SECONDS}|{MONITOR}).+)"
-"""Keys of an evaluation's measures."""
+MEASURE = f"((?!kind$|epoch$|step$|.*loss$|{SECONDS}|{MONITOR}).+)"
+"""Keys of an evaluation's measures; a loss has another scale."""
 MOST_LINES = 6
 """Line colours in the stylesheet."""
 
@@ -32,11 +32,12 @@ class Chart:
 
 
 def charts(run: RunFolder) -> list[Chart]:
-    """Select the curves that the run has: its rewards, its evaluations, its loss, its KL."""
+    """Select the curves that the run has: its rewards, its evaluations, its losses, its KL."""
     drawn = [
         Chart("Reward of training samples", _lines(run.epochs, "reward/(.+)/mean")),
         Chart("Evaluation", _lines(run.evaluations, MEASURE)),
         Chart("Loss", _lines(run.epochs, "(loss)")),
+        Chart("Held-out loss", _lines(run.evaluations, "(.*loss)")),
         Chart("KL to the reference", _lines(run.epochs, "(kl)")),
     ]
     return [chart for chart in drawn if chart.lines]
