@@ -175,10 +175,14 @@ class Door:
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
-    """Bind a socket, and yield it with its URL; port 0 takes a free port. Raises OSError if the port is in use."""
+    """Bind a socket, and yield it with its URL; port 0 takes a free port. Raises OSError, such as for a port in use."""
     is_v6 = ":" in host
     # Early requests wait in its queue until the server starts.
-    with socket.create_server((host, port), family=socket.AF_INET6 if is_v6 else socket.AF_INET) as listener:
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if is_v6 else socket.AF_INET)
+    except OSError as error:
+        raise OSError(f"{error.strerror}; --port takes another one") from None
+    with listener:
         yield listener, f"http://{f'[{host}]' if is_v6 else host}:{listener.getsockname()[1]}"
 
 

@@ -143,7 +143,8 @@ def check(
     if bool(images) == bool(sets):
         raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
     if sets and (ask.grid or report):
-        raise UsageError("--grid cuts one image, and --report shows one set; --sets has many, for --json")
+        flag = "--grid cuts one image" if ask.grid else "--report shows one set"
+        raise UsageError(f"{flag}, and --sets has many; --json has them all")
 
     # If this check fails, an earlier page would pass for its page.
     if report:

@@ -36,6 +36,8 @@ MANY = 256
 """Questions that are announced; the gate's first call has as many pairs."""
 LONG_SECONDS = 60.0
 """Least remaining time of a judge to announce."""
+LINE_SECONDS = 30.0
+"""Least time between two lines of progress where no terminal shows a bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,7 @@ def _flags(group: type) -> Iterator[Parameter]:
 
 @contextmanager
 def progress(activity: str) -> Iterator[Progress]:
-    """Show a bar on the error stream, if that is a terminal; yields (done, total) → None."""
+    """Show a bar on the error stream, or a line now and then if that is no terminal; yields (done, total) → None."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -131,7 +133,16 @@ def progress(activity: str) -> Iterator[Progress]:
     columns = shown, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        shown_at = time.monotonic()
+
+        def show(done: int, total: int) -> None:
+            nonlocal shown_at
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - shown_at > LINE_SECONDS:
+                shown_at = time.monotonic()
+                echo_errors(f"{activity}: {done:,} of {total:,}")
+
+        yield show
 
 
 @contextmanager

@@ -28,11 +28,8 @@ from pacorl.types import Comparison
 TEST_SHARE = 0.1
 BENCHMARK = "benchmark"
 IMPORTED = "imported/*/rankings.jsonl"
-FILES = (
-    *("comparisons_train.jsonl", "comparisons_test.jsonl", "consistency_train.jsonl", "consistency_test.jsonl"),
-    *(INFO, f"{BENCHMARK}/{PROMPTS}", f"{BENCHMARK}/{RANKS}"),
-)
-"""All files that an export, or one of an earlier version, may have, images aside."""
+FILES = ("consistency_train.jsonl", "consistency_test.jsonl", INFO, f"{BENCHMARK}/{PROMPTS}", f"{BENCHMARK}/{RANKS}")
+"""All files that an export may have, images aside."""
 
 
 def link_or_copy(source: Path, target: Path) -> None:
