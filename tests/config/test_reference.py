@@ -36,6 +36,7 @@ def test_the_options_of_every_entry_are_keys(section: str, choice: str, table: T
 
 
 def test_a_key_is_found_by_its_end_and_a_wrong_one_names_the_nearest() -> None:
+    assert "train-character: character, out" in shown("")
     assert shown("tree.seeds").startswith("sampling.tree.seeds: null\n    Initial noises per prompt")
     assert "objective.beta: 0.1\n" in shown("objective")
     assert 'model.compile: none | blocks = "none"' in shown("compile")

@@ -33,20 +33,16 @@ def write(folder: Path, *records: Any) -> None:
 
 
 def test_sharegpt_is_taken_word_for_word(folder: Path) -> None:
-    write(folder, sharegpt(), sharegpt("\n<image> then <image>: same?", "No", category="Story"))
-    first, second = comparisons_from(f"{folder}:cot_train")
+    turns = [{"from": "human", "value": "<image>Red?"}, {"from": "gpt", "value": "No."}]
+    llama_factory = {"conversations": turns, "images": ["a.png"]}
+    write(folder, sharegpt(), sharegpt("\n<image> then <image>: same?", "No", category="Story"), llama_factory)
+    first, second, third = comparisons_from(f"{folder}:cot_train")
+    assert (third.question, third.consistent, len(third.images)) == ("Red?", False, 1)
     assert (first.question, first.answer, first.consistent) == ("Same?", "Yes, both are red.", True)
     assert (first.reasons, first.category) == ("both are red.", "cot_train")
     assert first.images == (folder / "a.png", folder / "b.png")
     assert (second.question, second.answer, second.consistent) == ("\n<image> then <image>: same?", "No", False)
     assert (second.category, answer_text(second)) == ("Story", "No")
-
-
-def test_llama_factorys_default_names(folder: Path) -> None:
-    turns = [{"from": "human", "value": "<image>Red?"}, {"from": "gpt", "value": "No."}]
-    write(folder, {"conversations": turns, "images": ["a.png"]})
-    (read,) = comparisons_from(f"{folder}:cot_train")
-    assert (read.question, read.consistent, len(read.images)) == ("Red?", False, 1)
 
 
 def test_missing_images_are_listed(folder: Path) -> None:

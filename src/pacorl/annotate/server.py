@@ -14,7 +14,7 @@ import secrets
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,9 +26,9 @@ from pydantic import BaseModel, Field, StringConstraints
 from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
-from pacorl.dataset.rules import mean_ranks, pair_agreement
-from pacorl.io.documents import read_text
-from pacorl.io.files import PRIVATE, inside, safe_name, sole_holder, text_digest, twin_hint, write_atomic
+from pacorl.dataset.rules import pair_agreement, pair_orders
+from pacorl.io.documents import blamed_on, read_text
+from pacorl.io.files import PRIVATE, existing, inside, safe_name, sole_holder, text_digest, write_atomic
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.records.rankings import Ranking
 from pacorl.web import Door, Guard, RefusedError, listening, run
@@ -75,15 +75,6 @@ def by_chance(names: Iterable[str], key: str) -> list[str]:
     return sorted(names, key=lambda name: text_digest(f"{key}\n{name}"))
 
 
-def check_present(instances: Sequence[Instance], folder: Path) -> None:
-    """Raise ValueError, naming the question, if an image of one is missing."""
-    for instance in instances:
-        for image in (instance.reference, *instance.candidates):
-            if not (folder / image).is_file():
-                hint = twin_hint(folder, image)
-                raise ValueError(f"instances.jsonl: {instance.id}: {image} is missing from {folder}{hint}")
-
-
 def foreign_controls(instances: Sequence[Instance]) -> list[Instance]:
     """Make control questions from the data: one candidate becomes an image of another prompt, and is the worst.
 
@@ -118,16 +109,6 @@ def shown_order(person: str, instance: Instance) -> tuple[int, ...]:
 def public_key(instance: str) -> str:
     """Hash an id for browsers: the id itself would reveal control questions."""
     return text_digest(instance)[:20]
-
-
-def disagree(answers: Sequence[Ranking]) -> bool:
-    """Whether two people order a pair of candidates in opposite ways."""
-    ranks = [mean_ranks(answer.tiers) for answer in answers]
-    for ranks_a, ranks_b in combinations(ranks, 2):
-        for first, second in combinations(ranks_a, 2):
-            if (ranks_a[first] - ranks_a[second]) * (ranks_b[first] - ranks_b[second]) < 0:
-                return True
-    return False
 
 
 # --- the work of people ----------------------------------------------------------------------------------------------
@@ -181,7 +162,10 @@ class Annotation:
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
         instances = read_instances(self.folder / "instances.jsonl")
-        check_present(instances, self.folder)
+        for instance in instances:
+            with blamed_on(f"instances.jsonl: {instance.id}"):
+                for image in (instance.reference, *instance.candidates):
+                    existing(self.folder, image)
         questions = [*instances]
         if controls:
             questions += foreign_controls(instances)
@@ -212,12 +196,16 @@ class Annotation:
         return self.log.people.get(person) == "adjudicator"
 
     def disputed(self) -> list[str]:
-        """List the shared instances on which people disagree, and which nobody has decided or skipped."""
+        """List the instances of which two people order a pair in opposite ways, and which nobody decided or skipped."""
         by_instance: dict[str, list[Ranking]] = {}
         for answer in self.log.rankings():
             by_instance.setdefault(answer.instance, []).append(answer)
         settled = {instance for person, instance in self.log.answers if self.adjudicates(person)}
-        return [name for name, answers in by_instance.items() if name not in settled and disagree(answers)]
+        disputed = []
+        for name, answers in by_instance.items():
+            if name not in settled and min(pair_orders(answers), default=0) < 0:
+                disputed.append(name)
+        return disputed
 
     def open_of(self, person: str) -> list[str]:
         """List a person's unanswered instances in order: answers taken back first, latest to earliest."""
@@ -245,16 +233,20 @@ class Annotation:
     def state(self, person: str) -> dict[str, Any]:
         """Describe a person's progress and next task."""
         following = self.open_of(person)
-        done = self.log.of(person)
-        ranked = sum(event.kind == "rank" for event in done)
         return {
             "person": person,
             "adjudicates": self.adjudicates(person),
             "question": self.log.question or OWN_QUESTION,
             "custom": bool(self.log.question),
-            "progress": {"ranked": ranked, "skipped": len(done) - ranked, "total": len(done) + len(following)},
+            "progress": self.progress(person),
             "task": self._task(person, self.log.instances[following[0]]) if following else None,
         }
+
+    def progress(self, person: str) -> dict[str, int]:
+        """Count what a person has ranked and skipped, and all that the person is asked."""
+        done = self.log.of(person)
+        ranked = sum(event.kind == "rank" for event in done)
+        return {"ranked": ranked, "skipped": len(done) - ranked, "total": len(done) + len(self.open_of(person))}
 
     def _task(self, person: str, instance: Instance) -> dict[str, Any]:
         shown = shown_order(person, instance)
@@ -283,12 +275,12 @@ class Annotation:
         agreement = pair_agreement(log.rankings())
         people = []
         for name, role in log.people.items():
-            done = log.of(name)
-            ranked = [event for event in done if event.kind == "rank"]
-            controls = [log.passed(event) for event in ranked if log.instances[event.instance].is_control]
-            line = {"name": name, "role": role, "done": len(done), "total": len(done) + len(self.open_of(name))}
-            line |= {"skipped": len(done) - len(ranked), "controls": len(controls), "passed": sum(controls)}
-            people.append(line)
+            passed = []
+            for event in log.of(name):
+                if event.kind == "rank" and log.instances[event.instance].is_control:
+                    passed.append(log.passed(event))
+            line = {"name": name, "role": role, "controls": len(passed), "passed": sum(passed)}
+            people.append(line | self.progress(name))
         return {
             "question": log.question or OWN_QUESTION,
             "people": people,

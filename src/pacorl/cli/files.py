@@ -113,8 +113,9 @@ def _convert(source: Path) -> None:
         echo(f"wrote {path}")
 
 
-def config(key: str = Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
-    """Show a key's meaning, its values and its default; for a section, of all its keys."""
-    from pacorl.config.reference import matching
+def config(key: str = Argument("", help="A key such as `sampling.tree`, or the end of one.")) -> None:
+    """Show a key's meaning, its values and its default; for a section, of all its keys; without a key the sections."""
+    from pacorl.config.reference import RUNS, matching
 
-    echo("\n\n".join(matching(key)))
+    sections = [f"{command}: {', '.join(model.model_fields)}" for command, model in RUNS.items()]
+    echo("\n\n".join(matching(key) if key else sections))

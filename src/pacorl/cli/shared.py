@@ -33,9 +33,7 @@ BELOW = 4
 """Exit code if a score is below the requested least score."""
 FEWER = "--character asks once per panel, --sets within each folder"
 MANY = 256
-"""Questions that are announced; the gate's first call has as many pairs."""
-LONG_SECONDS = 60.0
-"""Least remaining time of a judge to announce."""
+"""Questions that are announced, with a way to ask fewer."""
 LINE_SECONDS = 30.0
 """Least time between two lines of progress where no terminal shows a bar."""
 
@@ -147,26 +145,13 @@ def progress(activity: str) -> Iterator[Progress]:
 
 @contextmanager
 def asking(judge: str) -> Iterator[Progress]:
-    """Show the progress of a judge's questions; yields (done, total) → None.
-
-    More than `MANY` questions are announced before the first; how long they take, and a way to ask fewer, as soon as
-    the first call has shown the judge's speed.
-    """
-    start: float | None = None
+    """Show the progress of a judge's questions; yields (done, total) → None. More than `MANY` are announced."""
     with progress(f"questions to {judge}") as advance:
 
         def show(done: int, total: int) -> None:
-            nonlocal start
             advance(done, total)
-            if not done:
-                start = time.monotonic()
-                echo_errors(f"{total:,} questions to {judge}" if total > MANY else "")
-            elif start is not None:
-                # Once, from the first call.
-                seconds = (total - done) * (time.monotonic() - start) / done
-                start = None
-                if seconds > LONG_SECONDS:
-                    echo_errors(f"about {seconds / 60:.0f} more minutes; {FEWER}")
+            if not done and total > MANY:
+                echo_errors(f"{total:,} questions to {judge}; {FEWER}")
 
         yield show
 

@@ -7,7 +7,7 @@ with the reference, the worst is not.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -44,6 +44,17 @@ def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     return ranks
 
 
+def pair_orders(answers: Iterable[Ranking]) -> Iterator[float]:
+    """Compare any two people on every pair of an instance's candidates.
+
+    Yields:
+        A number above 0 for the same order, below 0 for opposite orders, 0 for a tie in either ranking.
+    """
+    for ranks_a, ranks_b in combinations([mean_ranks(answer.tiers) for answer in answers], 2):
+        for first, second in combinations(ranks_a, 2):
+            yield (ranks_a[first] - ranks_a[second]) * (ranks_b[first] - ranks_b[second])
+
+
 def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
     """Agreement of any two people on the order of candidate pairs, as a share of the pairs that both order.
 
@@ -57,12 +68,9 @@ def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
     compared = []
     for rankings in by_instance.values():
         both = same = 0
-        for ranks_a, ranks_b in combinations([mean_ranks(answer.tiers) for answer in rankings], 2):
-            for first, second in combinations(ranks_a, 2):
-                # 0 for a tie in either ranking, which leaves the pair without an order.
-                order = (ranks_a[first] - ranks_a[second]) * (ranks_b[first] - ranks_b[second])
-                both += order != 0
-                same += order > 0
+        for order in pair_orders(rankings):
+            both += order != 0
+            same += order > 0
         # Counts instead of shares: an instance with few ordered pairs must not weigh as much as one with many.
         if both:
             alike.append(same)

@@ -19,7 +19,7 @@ function show({ question, people, agreement, disputed, command }) {
   $("agreement").textContent = `${alike} ${disputed} questions wait to be settled by one more person.`;
   $("question").textContent = question;
   $("command").textContent = command;
-  fill($("people"), people.map((one) => [one.name, one.role, `${one.done} of ${one.total}`, one.skipped,
+  fill($("people"), people.map((one) => [one.name, one.role, `${one.ranked + one.skipped} of ${one.total}`, one.skipped,
     one.controls ? `${one.passed} of ${one.controls}` : "–"]));
 }
 
