@@ -111,12 +111,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["studio", "--judge", "nothere"], "nothere"),
 ]
 """Exit code 1."""
-ELSEWHERE = [
-    (
-        ["check", "a.png", "b.png", "--min", "0.5", "--judge", "http://127.0.0.1:9/v1#m"],
-        "127.0.0.1:9",
-    ),
-]
+ELSEWHERE = [(["check", "a.png", "b.png", "--min", "0.5", "--judge", "http://127.0.0.1:9/v1#m"], "127.0.0.1:9")]
 """What is not there now, and may be later: exit code 75."""
 LATE = [
     ([*MAKE, "--adapter", "lora"], "no layer foo"),

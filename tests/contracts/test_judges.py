@@ -29,7 +29,8 @@ def settings(request: pytest.FixtureRequest) -> Iterator[JudgeSettings]:
 
 
 def test_it_answers_every_question_and_keeps_equal_ones_alike(settings: JudgeSettings) -> None:
-    judge = open_judge(settings, device="cpu")
+    judge = open_judge(settings, device="cpu", processes=2)
+    assert isinstance(judge, RemoteJudge) == settings.remote
     red, blue = (Image.new("RGB", (32, 32), colour) for colour in ("red", "blue"))
     try:
         verdicts = judge.verdicts([Question((red, blue), "Same?"), Question((red.copy(), blue), "Same?")])
@@ -40,15 +41,6 @@ def test_it_answers_every_question_and_keeps_equal_ones_alike(settings: JudgeSet
     assert verdicts[0] == verdicts[1]
     assert list(answers) == [(0, 1), (0, 2), (1, 2)]
     assert answers[0, 1]["same"].p_yes == pytest.approx(verdicts[0].p_yes, abs=1e-6)
-
-
-def test_a_judge_elsewhere_answers_and_closes(settings: JudgeSettings) -> None:
-    judge = open_judge(settings, device="cpu", processes=2)
-    try:
-        judge.verdicts([Question((Image.new("RGB", (32, 32)),), "Red?")])
-        assert isinstance(judge, RemoteJudge) == settings.remote
-    finally:
-        close_judge(judge)
 
 
 def test_a_person_names_it_in_one_word(settings: JudgeSettings) -> None:

@@ -79,12 +79,6 @@ def test_a_missing_reward_is_masked_and_not_zero() -> None:
     assert found.stats["samples/missing"] == pytest.approx(1 / 6)
 
 
-def test_a_group_with_too_few_judged_samples_is_dropped() -> None:
-    found = advantages(table([[1, 3, 5, 7, NAN, NAN]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="log_tamed")
-    assert found.used_B.tolist() == [True, True, True, False, False, False]
-    assert found.value_B[3:].tolist() == [0.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("std", ["group", "global"])
 def test_without_a_floor_rounding_alone_teaches_nothing(std: Literal["group", "global"]) -> None:
     """One image's P(Yes) from two batches; a real difference of 1e-5 counts in full, as in Eq. 2."""

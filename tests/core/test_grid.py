@@ -39,11 +39,6 @@ def test_too_small_a_sheet_is_refused() -> None:
         split(Image.new("RGB", (4, 1)), Grid(2, 2))
 
 
-def test_no_layout_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no layout such as '2x2' in 'two by two'"):
-        parse_layout("two by two")
-
-
 TAGS = {
     "1x2": ["[LEFT]", "[RIGHT]"],
     "1x3": ["[LEFT]", "[MIDDLE]", "[RIGHT]"],

@@ -72,13 +72,6 @@ def test_groups_are_drawn_whole() -> None:
     assert grouped.low < single.low - 0.3
 
 
-def test_one_group_has_no_interval_and_nan_stays_nan() -> None:
-    assert bootstrap(["a", "a"], lambda chosen: np.array([chosen.mean()])) == [Interval(0.5, groups=1)]
-    (found,) = bootstrap(["a", "b"], lambda chosen: np.array([np.nan]))
-    assert np.isnan(found.mean)
-    assert found.low is None
-
-
 def test_fewer_than_eight_groups_have_no_interval() -> None:
     """Of two groups it would be their two values, and [0.500, 0.500] where these are equal."""
     values = np.repeat([0.0, 1.0], 8)

@@ -56,11 +56,6 @@ def test_a_pair_counts_for_both_of_its_panels_and_a_text_for_one() -> None:
     assert panel_shares({(0, 1): 0.7}, 2) == [0.7, 0.7], "of two panels each has the whole score"
 
 
-def test_a_missing_pair_is_missing_for_its_panels_alone() -> None:
-    pairs = {(0, 1): None, (0, 2): 0.6, (1, 2): 0.9, (0, 3): 0.3, (1, 3): 0.3, (2, 3): 0.3}
-    assert panel_shares(pairs, 4) == [None, None, pytest.approx(0.3), pytest.approx(0.15)]
-
-
 def test_kappa_tells_a_shared_look_from_one_look_for_all() -> None:
     assert (kappa(1.0, 0.25), kappa(0.25, 0.25), kappa(1.0, 1.0)) == (1.0, 0.0, 0.0)
     assert kappa(0.7, 0.4) == pytest.approx(0.5)

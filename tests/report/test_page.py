@@ -15,7 +15,7 @@ from pacorl.core.ranking import Interval
 from pacorl.report.curves import charts
 from pacorl.report.folder import read_run
 from pacorl.report.page import next_command, write_report
-from pacorl.report.results import Result, alarms, paired, rows_of
+from pacorl.report.results import alarms, paired, rows_of
 
 
 @pytest.fixture
@@ -122,12 +122,6 @@ def test_more_seeds_of_a_prompt_do_not_narrow_an_interval() -> None:
     assert (one.groups, many.groups) == (10, 10)
     assert one.low is not None
     assert (many.low, many.high) == (pytest.approx(one.low), pytest.approx(one.high))
-
-
-def test_groups_that_all_differ_alike_have_no_interval_and_no_verdict() -> None:
-    *_, difference = paired(range(4), [0.25] * 4, [0.5] * 4)
-    assert difference == Interval(0.25, groups=4)
-    assert not Result("fit", None, None, difference).sure
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rewards without weights: JPEG size and somebody's own file."""
+"""Rewards of a user's own file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from scored import score
 from pacorl.config.reward_section import RewardConfig
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.types import Prompt
-
-# --- JPEG ------------------------------------------------------------------------------------------------------
-
-
-# --- one's own file --------------------------------------------------------------------------------------------
 
 OWN = """
 import numpy as np
@@ -35,12 +30,6 @@ class Picky:
 
     def __call__(self, prompts, images):
         return [1 / (len(prompt.text) - 5) for prompt in prompts]
-
-def short(prompts, images):
-    return [1.0]
-
-def sure(prompts, images):
-    return [float("nan") for _ in images]
 """
 
 
@@ -79,7 +68,3 @@ def test_its_faults_name_line_and_record(own: Path, sheets: list[Image.Image]) -
     batch = [Prompt(id=1, text="long enough"), Prompt(id=2, text="seven")]
     with pytest.raises(ValueError, match="line 17: ZeroDivisionError on prompts 1, 2"):
         score(picky, batch, sheets[:2])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"'short' returned 1 scores for 2 images \(prompts 1, 2"):
-        score(build(f"{own}:short"), batch, sheets[:2])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'sure' returned nan for prompt 1, 'long enough'"):
-        score(build(f"{own}:sure"), batch, sheets[:2])  # type: ignore[arg-type]

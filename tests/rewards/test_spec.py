@@ -64,13 +64,6 @@ def test_what_a_text_lacks_is_said(mine: Path) -> None:
         parsed_spec(f"{mine.with_name('none.py')}:red")
 
 
-@pytest.mark.parametrize("text", ["import sys\nsys.exit(0)", "raise SystemExit"])
-def test_a_file_that_exits_is_a_fault(mine: Path, text: str) -> None:
-    mine.write_text(f"{text}\ndef red(prompts, images): return []\n")
-    with pytest.raises(RewardError, match=r"mine.py, line \d: SystemExit when the file was run"):
-        reward_spec(f"{mine}:red")
-
-
 def test_a_reward_that_exits_is_a_fault(mine: Path) -> None:
     mine.write_text("import sys\ndef red(prompts, images):\n    sys.exit(0)\n")
     reward = reward_spec(f"{mine}:red").build({}, judge=None, device="cpu")
