@@ -133,18 +133,24 @@ def test_sent_again_it_counts_once(annotation):
     assert annotation.log.of("ann") == []
 
 
-def test_undo_shows_the_last_again_as_it_was(annotation):
-    first = rank_next(annotation, "ann")
-    second = rank_next(annotation, "ann", backwards=True)
-    annotation.undo("ann", request=request())
-    state = annotation.state("ann")
-    assert (state["task"]["instance"], state["progress"]["ranked"]) == (second, 1)
-    shown = shown_order("ann", annotation.instance_of("ann", second))
-    assert [shown[slot] for slot in state["task"]["previous"]] == sorted(shown, reverse=True)
-    annotation.undo("ann", request=request())
+def test_undo_shows_the_last_again_as_it_was(dataset):
+    """In whichever order three candidates are shown."""
+    annotation = Annotation(dataset(2, 3))
+    annotation.start(["ann"], [])
+    keys = []
+    for _ in range(12):
+        keys.append(rank_next(annotation, "ann", backwards=True))
+        annotation.undo("ann", request=request())
+        state = annotation.state("ann")
+        assert (state["task"]["instance"], state["progress"]["ranked"]) == (keys[-1], len(keys) - 1)
+        shown = shown_order("ann", annotation.instance_of("ann", keys[-1]))
+        assert [shown[slot] for slot in state["task"]["previous"]] == sorted(shown, reverse=True)
+        assert rank_next(annotation, "ann") == keys[-1]
+    for _ in keys:
+        annotation.undo("ann", request=request())
     with pytest.raises(RefusedError, match="nothing to undo"):
         annotation.undo("ann", request=request())
-    assert [rank_next(annotation, "ann"), rank_next(annotation, "ann")] == [first, second]
+    assert [rank_next(annotation, "ann") for _ in keys] == keys
 
 
 def test_a_foreign_image_tied_with_the_others_fails_its_control(dataset):

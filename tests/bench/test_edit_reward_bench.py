@@ -82,6 +82,7 @@ def test_ties_are_wrong_strictly_and_right_otherwise(edit_reward_folder: Path, t
     bench = EditRewardBench(read_edit_data(edit_reward_folder), PacoReward(Asked(lambda question: 0.5), name="even"))
     cells = run(bench, tmp_path / "run", BenchmarkOptions(judge="even")).table.lines[0].cells
     assert [cell.mean for cell in cells] == [0.0] * 3 + [1.0] * 3  # type: ignore[union-attr]
+    assert {cell.groups for cell in cells} == {1}, "all rows have one instruction"  # type: ignore[union-attr]
 
 
 # --- VCReward-Bench and EditReward-Compass -------------------------------------------------------------------------

@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked import Asked
 from bench_examples import LIGHTER, gedit_example
 from fake_server import FakeServer, chatting, decoded
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.gedit import SUBSETS, Scores
+from pacorl.bench.benchmarks import BenchmarkOptions
+from pacorl.bench.gedit import SPEC, SUBSETS, Scores
 from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import object_within, read_jsonl, typed
 from pacorl.io.images import open_image
+from pacorl.types import Question
 
 
 def rater(*, chatters: bool = False, refuses: str = "(never said)") -> FakeServer:
@@ -75,16 +79,32 @@ def by_hand(folder: Path) -> dict[str, float]:
     return columns
 
 
-@pytest.mark.slow
+class Rater(Asked):
+    """Rates as the server does."""
+
+    def explain(self, question: Question) -> str:
+        return json.dumps({"score": scores_of([*question.images])})
+
+
 def test_the_table_is_what_loops_give(gedit_folder: Path) -> None:
+    """Of three rows: some subsets have one task, and others both."""
+    options = BenchmarkOptions(images=gedit_folder / "made", judge="rater")
+    edits = SPEC.read(gedit_folder / "rows.jsonl", options)
+    bench = SPEC.build(edits, options, PacoReward(Rater(lambda question: None)), gedit_folder)
+    figures = bench.figures(bench.measure([*bench.texts()]))
+    expected = by_hand(gedit_folder)
+    assert len(expected) == 3 * len(SUBSETS)
+    found = {name: figure.mean for name, figure in zip(bench.columns, figures, strict=True)}
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_an_answer_off_the_scale_is_asked_for_again(gedit_folder: Path) -> None:
     with rater(chatters=True).running() as server:
         done = rated(gedit_folder, server, "--json")
     assert done.exit_code == 0, (done.output, done.exception)
     values = json.loads(done.stdout)["table"]["rows"][0]["values"]
-    expected = by_hand(gedit_folder)
-    assert len(expected) == 3 * len(SUBSETS)
-    for name, value in expected.items():
-        assert values[name]["mean"] == pytest.approx(value), name
+    assert {name: values[name]["mean"] for name in values} == pytest.approx(by_hand(gedit_folder))
     assert len(server.chats) == 4 * 3  # each of two questions asked twice, because the first answer was off the scale
     texts = [messages[0]["content"][-1]["text"] for messages in server.requests]
     assert any("edited" in text and LIGHTER in text for text in texts)

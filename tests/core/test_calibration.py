@@ -18,9 +18,9 @@ def test_the_fit_recovers_the_curve_that_drew_the_labels() -> None:
 
 
 def test_a_judge_without_an_error_keeps_a_finite_temperature() -> None:
-    curve = fit_curve(np.array([0.0, 0.0, 1.0, 1.0]), np.array([False, False, True, True]))
+    curve = fit_curve(np.array([0.0, 1.0, 1.0, 1.0]), np.array([False, True, True, True]))
     assert 0 < curve.temperature < np.inf
-    assert curve(1.0) == pytest.approx(3 / 4, abs=1e-3), "Platt's target of two"
+    assert [curve(1.0), curve(0.0)] == pytest.approx([4 / 5, 1 / 3], abs=1e-3), "Platt's targets of three and of one"
 
 
 def test_answers_that_fall_with_the_labels_are_refused() -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export, label
-from pacorl.dataset.folder import read_instances, write_records
+from pacorl.dataset.folder import read_answers, read_instances, write_records
 from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import read_jsonl
 from pacorl.io.net import ServiceRefusedError
@@ -46,6 +47,15 @@ def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
     assert all(row["messages"][1]["content"].endswith("Logic: Both show the same hat.") for row in rows)
     assert {row["messages"][1]["content"].split(".")[0] for row in rows} == {"Yes", "No"}
     assert explain(ranked, model)["explained"] == len(server.requests) == len(pairs)
+
+    # Two more people see it the other way round: each pair needs reasons for the other label.
+    answers = read_answers(ranked / "rankings.jsonl")
+    others = [replace(one, annotator=name, tiers=one.tiers[::-1]) for one in answers for name in ("bob", "eve")]
+    write_records(ranked / "rankings.jsonl", [*answers, *others])
+    assert explain(ranked, model)["explained"] == len(server.requests) - len(pairs) == len(pairs)
+    export(ranked, test_share=0.0)
+    for row in read_jsonl(ranked / "export/consistency_train.jsonl"):
+        assert row["messages"][1]["content"].endswith("Logic: Both show the same hat.")
 
 
 def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):

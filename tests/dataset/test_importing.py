@@ -93,3 +93,11 @@ def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path)
     with pytest.raises(ValueError, match=r"'rankings' is already the import of .*mine/rankings\.csv"):
         import_rankings(tmp_path, other)
     assert len(read_answers(tmp_path / "imported/rankings/rankings.jsonl")) == 1
+
+
+def test_a_person_answers_a_question_about_images_once(mine, tmp_path: Path) -> None:
+    source = mine(line(0, "One hero,ann"), line(0, "One style,ann"), line(0, "One hero,bob"))
+    assert import_rankings(tmp_path, source)["rankings"] == 3
+    mine(line(0, "One hero,ann"), line(0, "One hero,ann"))
+    with pytest.raises(ValueError, match=r"rankings\.csv:3: ranks what ann has ranked"):
+        import_rankings(tmp_path, source)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +266,32 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     # A run that went back to step 2 and has come to step 4 again has given up step 5.
     prune(tmp_path, keep=2, newest=4, best=paths[1])
     assert checkpoints(tmp_path) == [paths[1], paths[3]]
+
+
+def test_a_kill_before_any_change_of_the_disk_loses_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a run's first checkpoint, and of a second in its place."""
+
+    def change(do: Callable[..., Any], left: Iterator[int], *args: Any, **options: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return do(*args, **options)
+
+    for killed_at in count():
+        config, left, done = run_at(tmp_path / str(killed_at)), iter(range(killed_at)), 0
+        with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+            for name in ("mkdir", "rename", "replace", "rmdir", "unlink"):
+                patched.setattr(os, name, partial(change, getattr(os, name), left))
+            for score in (1, 2):
+                saved(config, 1, score=score)
+                done = score
+        start = starting_point(config, "auto")
+        assert (state_of(start)["score"] if start else 0) in (done, min(done + 1, 2))
+        assert [*(config.out / "checkpoints").glob("*")] == ([start] if start else []), "no part is left"
+        if next(left, None) is not None:  # no change was left to be killed at
+            break
+    assert not caplog.records, "each was taken as whole"
 
 
 def test_a_checkpoint_is_never_written_through_a_link(tmp_path: Path) -> None:

@@ -146,9 +146,11 @@ def test_training_and_evaluation_have_starts_of_their_own() -> None:
     assert alarms("evaluation", "monitor/duplicates", [0.35], monitor=monitor) == [True]
 
 
-@pytest.mark.parametrize(("kappa", "raised"), [(0.3, True), (0.0, False)])
-def test_sets_that_become_alike_are_an_alarm_unless_the_text_names_what_they_share(kappa: float, raised: bool) -> None:
+@pytest.mark.parametrize(("start", "raised"), [(0.3, True), (0.0, False)])
+def test_sets_that_become_alike_are_an_alarm_unless_the_text_names_what_they_share(start: float, raised: bool) -> None:
+    """The start decides, since κ of sets that have become alike is 0."""
     monitor = HackingMonitor(prompts=24)
-    lines = [{"monitor/across": across, "monitor/kappa": kappa} for across in [0.2] * 3 + [0.5] * 3]
+    kappas = [start] * 3 + [0.3 - start] * 3
+    lines = [{"monitor/across": 0.2 + 0.3 * (n > 2), "monitor/kappa": kappa} for n, kappa in enumerate(kappas)]
     raising = [bool(monitor.update("epoch", line)) for line in lines]
     assert raising[-1] is raised

@@ -139,11 +139,13 @@ def test_a_function_joins_the_rewards_of_the_config_and_may_be_weighted_there(tm
     rewards = {
         "twice": lambda prompts, images: [2.0 * image.getpixel((0, 0))[0] for image in images],
         "once": lambda prompts, images: [image.getpixel((0, 0))[0] for image in images],
+        "alike": alike,
     }
     trainer = PolicyTrainer(config, rewards=rewards)
-    assert [(one.key, one.weight) for one in trainer.config.rewards] == [("double", 3.0), ("once", 1.0)]
+    assert [(one.key, one.weight) for one in trainer.config.rewards] == [("double", 3.0), ("once", 1.0), ("alike", 1.0)]
     (line,) = metrics(trainer.train().folder, "epoch")
     assert line["reward/double/mean"] == pytest.approx(2 * line["reward/once/mean"])
+    assert "alarm/alike" not in line, "there is something to learn from the others"
 
 
 def test_another_function_does_not_take_over_in_the_middle_of_a_run(tmp_path: Path) -> None:

@@ -163,10 +163,13 @@ def test_endpoints_that_were_not_judged_teach_nothing(policy: ToyPolicy) -> None
     torch.testing.assert_close(gradient(loss, samples, used), alone / 2, rtol=1e-4, atol=1e-7)
 
 
-def test_metrics_are_means_over_samples_and_a_deviation_is_the_first_updates() -> None:
+def test_metrics_are_means_and_a_deviation_is_the_first_updates_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over samples, then over updates, then over two ranks."""
     assert _summary([(1, {"loss": 0.0}), (3, {"loss": 4.0})]) == {"loss": 3.0}
     history = {"ratio_deviation/1": [0.0, 0.5], "loss": [1.0, 3.0]}
     assert gather_metrics(history, Runtime()) == {"ratio_deviation/1": 0.0, "loss": 2.0}
+    monkeypatch.setattr(Runtime, "gather", lambda self, own: [own, {"ratio_deviation/1": 0.25, "loss": 4.0}])
+    assert gather_metrics(history, Runtime()) == {"ratio_deviation/1": 0.25, "loss": 3.0}
 
 
 def test_a_ratio_that_is_off_before_an_update_is_warned_of() -> None:

@@ -116,6 +116,7 @@ def test_p_yes_is_the_judges(data: Path, model: Any) -> None:
     comparisons = comparisons_from(str(data))[:3]
     comparisons.append(dataclasses.replace(comparisons[0], images=comparisons[0].images[:1], question=consistent()))
     judge = LocalJudge(model, processor_of("tiny"))
+    judge.processor.tokenizer.pad_token = "<|im_end|>"  # as of some checkpoints: what pads also ends turns
     rows = in_both_orders(comparisons)
     collator = Collator(judge.processor, target="reasons")
     _, p_yes_B = read_answers(model, collator([rows[i] for i in range(len(rows))]), yes=collator.yes, no=collator.no)
@@ -340,8 +341,6 @@ def test_an_adapter_may_be_the_start(tmp_path: Path) -> None:
         ("loss.alpha=0", "would not train the decision"),
         ("data.train=[]", r"data\.train is empty"),
         ("loss.beta=1", r"loss\.beta: unknown key"),
-        ("epochs=1e300", r"epochs: Input should be less than or equal to 1000000"),
-        ("data.workers=100000", r"data\.workers: Input should be less than or equal to 256"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) -> None:

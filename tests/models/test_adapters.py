@@ -176,7 +176,7 @@ def test_several_adapters_add_up_with_their_strengths(tmp_path: Path) -> None:
     torch.testing.assert_close(model(x).double(), expected(x.double()), rtol=1e-5, atol=1e-5)
     assert adapter_names(strengths) == f"{tmp_path / 'a'}:0.5 + {tmp_path / 'b'}:-1.5"
     assert read_adapters(adapter_names(strengths)) == strengths
-    assert read_adapters("org/lora:file.safetensors") == {"org/lora:file.safetensors": 1.0}
+    assert read_adapters("org/a:b.safetensors + org/a:c.pt:0.5") == {"org/a:b.safetensors": 1.0, "org/a:c.pt": 0.5}
 
 
 def test_a_part_of_a_layers_name_is_no_target_though_others_match() -> None:

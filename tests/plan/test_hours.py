@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pacorl.plan.judges import judging_flops
 from pacorl.plan.peaks import Memory, Scorer
 from pacorl.plan.plan import Plan
 from pacorl.plan.sources import JUDGE_PARTS
+from pacorl.types import Grid, Prompt
 
 PAPER = ["group_size=16", "sampling.steps=10", "sampling.suffix={}", "sampling.batch=16"]
 ONE_START = "sampling.tree={seeds: 1}"
@@ -117,10 +118,10 @@ def test_hours_are_those_of_the_card_that_is_here_of_the_named_or_of_the_smalles
 def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:
     """Four panels are encoded once, and three of six questions' images are read once: 15.5 TFLOP of a 7B judge."""
 
-    def tokens(*settings: str, visual: bool = False) -> float:
+    def tokens(*settings: str, visual: bool = False, prompts: Sequence[Prompt] = ()) -> float:
         config = load(PolicyConfig, None, ["rewards=[{name: consistency}]", *settings])
         counted = Scorer(0, 0, 0, per_token=not visual, per_visual_token=visual)
-        return judging_flops(config, counted, JUDGE_PARTS, [])
+        return judging_flops(config, counted, JUDGE_PARTS, prompts)
 
     alone = tokens()
     assert tokens(visual=True) == 4 * 81
@@ -131,3 +132,10 @@ def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:
     # An edit's source is as large as the image.
     edit = ["model.kind=kontext", "rewards=[{name: edit_consistency}]"]
     assert tokens(*edit, visual=True) == 2 * 324
+    # Criteria are asked one by one, in one dimension or in two.
+    asking, hat, scarf = "rewards=[{name: consistency, args: {ask: criteria}}]", {"Hat": "One."}, {"Scarf": "One."}
+    few, more, apart = (
+        tokens(asking, prompts=[Prompt(0, "", grid=Grid(2, 2), criteria=criteria)])
+        for criteria in ({"A": hat}, {"A": hat | scarf}, {"A": hat, "B": scarf})
+    )
+    assert few < more == apart

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from pacorl.io.documents import write_jsonl
 from pacorl.records.leaks import check_leaks, find_leaks, split_prompts, trained_on
 from pacorl.types import Prompt
 
@@ -81,10 +82,11 @@ def test_no_image_is_on_both_sides_of_a_split(tmp_path: Path, sources: list[set[
 
 
 def test_an_item_that_was_trained_on_is_found_in_another_spelling(tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("A red fox, jumping!\nA blue boat.\n")
-    (tmp_path / "config.yaml").write_text(f"prompts: {{train: {tmp_path / 'prompts.txt'}}}\n")
-    texts = {"fox": ["an owl", "a RED fox  jumping"], "boat": ["A blue boat at night."]}
-    assert trained_on(texts, tmp_path) == {"fox": "a RED fox  jumping"}
+    rows = [{"theme": "A red fox, jumping!", "panels": ["It leaps.", "It lands."]}, {"prompt": "A blue boat."}]
+    write_jsonl(tmp_path / "prompts.jsonl", rows)
+    (tmp_path / "config.yaml").write_text(f"prompts: {{train: {tmp_path / 'prompts.jsonl'}}}\n")
+    texts = {"fox": ["an owl", "a RED fox  jumping"], "boat": ["A blue boat at night."], "panel": ["it LANDS"]}
+    assert trained_on(texts, tmp_path) == {"fox": "a RED fox  jumping", "panel": "it LANDS"}
 
 
 @pytest.mark.parametrize("deliberate", [True, False])

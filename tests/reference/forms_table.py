@@ -46,6 +46,7 @@ CASES = {
     "AWM with KL": ["objective={name: awm, kl_weight: 0.1}"],
     "DiffusionNFT in a tree with panel credit": [
         *TREE,
+        "sampling.tree={seeds: 2, branches: [2,1]}",
         "advantages.credit=panel",
         "objective={name: diffusion_nft, kl_weight: 0.1}",
     ],

@@ -65,7 +65,8 @@ def test_ocr_scores_by_any_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ocr, "open_reader", lambda: read)
     images = [Image.new("RGB", (8, 8), (level, 0, 0)) for level in (60, 240, 0, 150)]
-    prompts = [Prompt(id=number, text='A sign reading "OPEN NOW".') for number in range(4)]
+    prompts = [Prompt(id=number, text='Signs reading "OPEN NOW" and "NOW".') for number in range(4)]
     reward = Ocr()
-    assert reward(prompts, images) == pytest.approx([2 / 7, 1.0, 0.0, 4 / 7])
+    expected = [(2 / 7 + 1 / 3) / 2, 1.0, 0.0, (4 / 7 + 1 / 3) / 2]  # "OP" has the O of NOW, and "OPEN" its N too
+    assert reward(prompts, images) == pytest.approx(expected)
     check_reward(reward, prompts, images)

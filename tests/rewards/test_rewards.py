@@ -78,7 +78,7 @@ def test_parts_that_are_none_are_named(given: object, message: str) -> None:
     with pytest.raises(RewardError, match=f"reward 'mine' {message}"):
         panel_scores_of("mine", Parts(given), [PAIR], [image])
     with pytest.raises(RewardError, match=f"reward 'mine' {message}"):
-        smoke_test({"mine": Parts(given)}, [PAIR], size=Size(4, 4))
+        smoke_test({"mine": Parts(given)}, [Prompt(3, "one"), PAIR], size=Size(4, 4))
 
 
 def test_a_reward_with_one_score_for_every_batch_fails_its_trial() -> None:

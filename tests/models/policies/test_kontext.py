@@ -32,6 +32,15 @@ def test_a_size_is_an_area_in_the_source_s_shape(
     assert math.isclose(size.width / size.height, width / height, rel_tol=0.12)
 
 
+@pytest.mark.parametrize(("height", "width"), [(100, 300), (300, 100)])
+def test_a_source_longer_than_every_shape_is_refused(
+    kontext: KontextPolicy, tmp_path: Path, height: int, width: int
+) -> None:
+    path = source_image(tmp_path / "source.png", height=height, width=width)
+    with pytest.raises(ValueError, match=f"{path} is {height}x{width}"):
+        kontext.size_of(edit(path), Size(512, 512))
+
+
 def test_a_single_file_as_comfyui_has_it_is_the_transformer_beside_the_published_parts(
     kontext: KontextPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
