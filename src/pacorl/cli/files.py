@@ -73,7 +73,19 @@ def data(
     elif Path(source).exists():
         _convert(Path(source))
     else:
-        _download(source, out, dry_run=dry_run)
+        from pacorl.dataset.published import FOLDERS, find_published
+        from pacorl.io.files import check_writable
+
+        published = find_published(source)
+        echo("\n".join(published.describe()))
+        if dry_run:
+            return
+        folder = out or Path(FOLDERS[source])
+        check_writable(folder, folder=True)
+        published.download(folder)
+        echo(f"wrote {folder}")
+        if source == "gedit":
+            _convert(folder)
 
 
 def _split(source: str, out: Path, *, test: int, against: Sequence[str], seed: int) -> None:
@@ -88,22 +100,6 @@ def _split(source: str, out: Path, *, test: int, against: Sequence[str], seed: i
     for name, side in (("train", train), ("test", held_out)):
         save_prompts(side, out / f"{name}.jsonl")
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
-
-
-def _download(source: str, out: Path | None, *, dry_run: bool) -> None:
-    from pacorl.dataset.published import FOLDERS, find_published
-    from pacorl.io.files import check_writable
-
-    published = find_published(source)
-    echo("\n".join(published.describe()))
-    if dry_run:
-        return
-    folder = out or Path(FOLDERS[source])
-    check_writable(folder, folder=True)
-    published.download(folder)
-    echo(f"wrote {folder}")
-    if source == "gedit":
-        _convert(folder)
 
 
 def _convert(source: Path) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
 
 from pacorl.config.options import UsageError
 from pacorl.core.calibration import Curve
@@ -26,16 +28,8 @@ class Calibration:
     judge: str
     """Name of the judge that was calibrated."""
     curve: Curve
-    thresholds: Mapping[Mode, Mapping[int, float]] = field(default_factory=dict)
+    thresholds: Mapping[Mode, Mapping[PositiveInt, Annotated[float, Field(ge=0, le=1)]]] = field(default_factory=dict)
     """Mode → number of panels → least score of a panel."""
-
-    def __post_init__(self) -> None:
-        for mode, by_size in self.thresholds.items():
-            for size, least in by_size.items():
-                if size < 1 or not 0 <= least <= 1:
-                    raise ValueError(
-                        f"thresholds.{mode}.{size} is {least:g}; a threshold is from 0 to 1, for 1 panel or more"
-                    )
 
     def check_judge(self, name: str) -> None:
         """Raise UsageError for another judge than the calibrated one: its curve and thresholds would mean nothing."""

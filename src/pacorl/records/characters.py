@@ -92,19 +92,16 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
 
     If no text names a character, every panel has all of them.
     """
-
-    def is_named(character: Character, text: str) -> bool:
+    casts: list[list[Character]] = []
+    for text in prompt.panels or (prompt.text,) * prompt.grid.count:
         folded = text.casefold()
-        # Its name as whole words, or its description.
-        name = re.escape(character.name.replace("_", " ").casefold())
-        if re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " ")):
-            return True
-        return bool(character.text) and character.text.casefold() in folded
-
-    texts = prompt.panels or (prompt.text,) * prompt.grid.count
-    casts = []
-    for text in texts:
-        casts.append([character for character in prompt.characters if is_named(character, text)])
+        casts.append([])
+        for character in prompt.characters:
+            # Its name as whole words, or its description.
+            name = re.escape(character.name.replace("_", " ").casefold())
+            is_described = character.text and character.text.casefold() in folded
+            if is_described or re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " ")):
+                casts[-1].append(character)
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
     return [[character for character in cast if character.images] for cast in casts]
