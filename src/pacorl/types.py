@@ -22,6 +22,8 @@ TINY = "tiny"
 """The name of the committed checkpoints, which every command takes in place of a folder or a hub name."""
 TINY_EDITS = "tiny-edits"
 """The name of the committed judge of edits; the judge `tiny` was not taught the questions about them."""
+SetCriteria = Mapping[str, Mapping[str, str]]
+"""dimension → name → criterion for all panels of a set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Prompt:
     theme: str = ""
     grid: Grid = Grid(1, 1)
     panels: tuple[str, ...] = ()
-    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    criteria: SetCriteria = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
     characters: tuple[Character, ...] = ()
     references: tuple[Path, ...] = ()

@@ -102,7 +102,7 @@ def score(
                 progress=advance,
             )
         if output.as_json:
-            print_json({"judge": reward.name, "note": reward.note, **scores.to_dict()})
+            print_json(reward.about | scores.to_dict())
         else:
             echo(table(scores))
     if scores.missing:
@@ -178,7 +178,7 @@ def check(
         write_atomic(report, check_page(checked, judge=reward.name, note=reward.note))
         echo_errors(f"page: {report}")
     if output.as_json:
-        print_json({"judge": reward.name, "note": reward.note, **checked.to_dict()})
+        print_json(reward.about | checked.to_dict())
     else:
         echo("\n".join(check_lines(checked, judge=reward.name)))
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
@@ -203,7 +203,7 @@ def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]
         else:
             codes.append(code_of(checked))
             verdict, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
-        documents.append({"set": title, "judge": reward.name, "note": reward.note, "code": codes[-1], **verdict})
+        documents.append({"set": title, **reward.about, "code": codes[-1], **verdict})
         if not as_json:
             echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if as_json:

@@ -297,13 +297,13 @@ def _redraw_page(redrawing: Redrawing, page: FinishedPage, target: Path, *, as_j
     """Draw the failing panels of a finished page again, and print the verdict; returns its exit code."""
     from pacorl.gate.check import check_lines
 
-    judge, note = redrawing.reward.name, redrawing.reward.note
-    echo_errors(redrawing.model.note, note)
+    reward = redrawing.reward
+    echo_errors(redrawing.model.note, reward.note)
     after, document = redrawing.repaired(page, target, seed=redrawing.options.seed)
     if as_json:
-        print_json({"judge": judge, "note": note, **document, "file": str(target)})
+        print_json({**reward.about, **document, "file": str(target)})
     else:
-        echo("\n".join([*check_lines(after, judge=judge), str(target)]))
+        echo("\n".join([*check_lines(after, judge=reward.name), str(target)]))
     return code_of(after)
 
 

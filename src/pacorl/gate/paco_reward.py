@@ -79,6 +79,11 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         # Of a judge over HTTP its server has the note.
         return str(getattr(self.judge, "note", ""))
 
+    @property
+    def about(self) -> dict[str, str]:
+        """Name and caveats, for the JSON document of scores."""
+        return {"judge": self.name, "note": self.note}
+
     def score(self, first: ImageLike, second: ImageLike, **options: Any) -> float:
         """Compute P(Yes) of two images, from 0 to 1; options (theme, criteria) as in `score_set`.
 

@@ -18,7 +18,7 @@ if the generator takes references. Scenes beyond a page go on the next.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +31,7 @@ from pacorl.records.characters import find_character, in_turn
 from pacorl.records.compose import layout_for, prompt_from
 from pacorl.records.fields import NonBlank
 from pacorl.records.panels import MAX_COUNT, PanelDraft
-from pacorl.types import TINY, Character, Grid, Prompt, Size
+from pacorl.types import TINY, Character, Grid, Prompt, SetCriteria, Size
 
 if TYPE_CHECKING:
     from pacorl.generate.generated_images import GeneratedImage
@@ -67,7 +67,7 @@ class Storyboard:
     style: str = ""
     layout: Grid = PAGE
     characters: tuple[Character, ...] = ()
-    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    criteria: SetCriteria = field(default_factory=dict)
 
     @property
     def theme(self) -> str:
@@ -139,9 +139,7 @@ def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, la
     )
 
 
-def with_kept(
-    criteria: Mapping[str, Mapping[str, str]], characters: Sequence[Character]
-) -> Mapping[str, Mapping[str, str]]:
+def with_kept(criteria: SetCriteria, characters: Sequence[Character]) -> SetCriteria:
     """Add a criterion for each lasting trait of a character."""
     identity = dict(criteria.get("Identity", {}))
     for character in characters:

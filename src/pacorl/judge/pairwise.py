@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pacorl.core import questions as wordings
 from pacorl.core.grid import shared_text
 from pacorl.judge.judge import Judge
-from pacorl.types import Prompt, Question, Verdict
+from pacorl.types import Prompt, Question, SetCriteria, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -93,7 +93,7 @@ def texts_about(prompt: Prompt, about: Ask) -> dict[Criterion, str]:
     return by_criterion(prompt.criteria, wordings.meets_criterion)
 
 
-def by_criterion(criteria: Mapping[str, Mapping[str, str]], wording: Callable[[str], str]) -> dict[Criterion, str]:
+def by_criterion(criteria: SetCriteria, wording: Callable[[str], str]) -> dict[Criterion, str]:
     """Build one question per written criterion."""
     questions = {}
     for dimension, texts in criteria.items():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isqrt
 
 from pacorl.core.grid import panel_tags, panel_texts, parse_layout
 from pacorl.records.panels import NUMBERS, read_request, write_panels
 from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_edit, tiny_prompt
-from pacorl.types import TINY, Grid, Prompt
+from pacorl.types import TINY, Grid, Prompt, SetCriteria
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def prompt_from(
     theme: str,
     panels: Sequence[str] = (),
     grid: Grid | None = None,
-    criteria: Mapping[str, Mapping[str, str]] | None = None,
+    criteria: SetCriteria | None = None,
 ) -> Prompt:
     """Compose a prompt for a model: a set if there are panels, else one image.
 

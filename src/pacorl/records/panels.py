@@ -9,10 +9,11 @@ It reads counts, lists and quotations from the sentence. `generate.language_writ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pacorl.core.grid import QUOTED, panel_texts
+from pacorl.types import SetCriteria
 
 DEFAULT_COUNT = 4
 """Panels of a request without a number, such as "several images"."""
@@ -43,8 +44,7 @@ class PanelDraft:
     """Common theme of the panels."""
     panels: tuple[str, ...]
     """One text per panel, row-major."""
-    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """dimension → name → criterion for all panels."""
+    criteria: SetCriteria = field(default_factory=dict)
     note: str = ""
     """Missing information in the sentence, and the remedy; empty if complete."""
 

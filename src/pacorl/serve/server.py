@@ -198,7 +198,7 @@ def data_of(url: str, *, name: str) -> bytes:
 def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  # noqa: C901, PLR0915 - a list of routes
     """Build the server's application for one judge; `api_key` is the callers' key, empty for none."""
     served = ServedJudge(name, judge)
-    about = {"judge": name, "note": PacoReward(judge, name=name).note}
+    about = PacoReward(judge, name=name).about
     registry = CollectorRegistry()
     seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], registry=registry)
 
