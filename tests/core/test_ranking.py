@@ -72,6 +72,11 @@ def test_groups_are_drawn_whole() -> None:
     assert grouped.low < single.low - 0.3
 
 
+def test_a_draw_without_a_figure_is_left_out() -> None:
+    (found,) = bootstrap(range(8), lambda chosen: np.array([1.0 if 0 in chosen else np.nan]))
+    assert (found.mean, found.low, found.high) == (1.0, 1.0, 1.0)
+
+
 def test_fewer_than_eight_groups_have_no_interval() -> None:
     """Of two groups it would be their two values, and [0.500, 0.500] where these are equal."""
     values = np.repeat([0.0, 1.0], 8)
