@@ -1,8 +1,8 @@
 """Runs of claims, and their tables.
 
-python -m research.claims run collapse --arm contrast --seed 1       # one run; its evaluations are kept
-python -m research.claims run collapse --arm contrast --seed 0 --trial epochs=4 optimizer.lr=1e-3
-python -m research.claims render collapse
+python -m research.claims run curve --arm contrast --seed 1       # one run; its evaluations are kept
+python -m research.claims run curve --arm contrast --seed 0 --trial epochs=4 optimizer.lr=1e-3
+python -m research.claims render curve
 """
 
 from __future__ import annotations

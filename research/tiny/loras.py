@@ -1,10 +1,10 @@
 r"""A run's adapter as the tiny checkpoints hold one: fp16, without the name of its base, and of a lower rank if asked.
 
-python -m research.claims run collapse --arm both --seed 1 --out runs/both --trial epochs=21 evaluation.every=21 \
+python -m research.claims run curve --arm both --seed 1 --out runs/both --trial epochs=21 evaluation.every=21 \
     'rewards=[{name: consistency, args: {ask: criteria, contrast: 1}},
               {name: panel_match, args: {temperature: 4}, weight: 1.5}]'
 python -m research.tiny.loras runs/both/adapter consistent
-python -m research.claims run collapse --arm plain --seed 1 --out runs/plain
+python -m research.claims run curve --arm plain --seed 1 --out runs/plain --trial epochs=12
 python -m research.tiny.loras runs/plain/adapter collapsed --rank 8
 """
 
