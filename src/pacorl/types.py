@@ -88,14 +88,12 @@ class Character:
         description: Looks, in the words of a panel's text.
         images: Reference images.
         keep: Trait → looks to preserve in all images, e.g. `keep["hair"]`.
-        may_change: Traits that may differ between images, such as the pose.
     """
 
     name: str
     description: str
     images: tuple[Path, ...] = ()
     keep: Mapping[str, str] = field(default_factory=dict)
-    may_change: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

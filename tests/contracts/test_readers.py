@@ -117,7 +117,7 @@ ENTRY = {"file_name": "d.json", "formatting": "sharegpt"}
 TURNS = [{"role": "user", "content": "<image>q"}, {"role": "assistant", "content": "Yes. r"}]
 SAMPLE = {"prompt_id": 1, "seed": 2, "image": "a.png", "grid": "1x2", "p_yes": [[None, 0.5]], "scores": {"a": 0.5}}
 FIGURE = {"a": {"mean": 0.5, "low": 0.4, "high": 0.6}}
-CARD = {"description": "a dentist", "keep": {"face": "round glasses", "hair": "black"}, "may_change": ["pose"]}
+CARD = {"description": "a dentist", "keep": {"face": "round glasses", "hair": "black"}}
 CURVE = {"temperature": 1.9, "bias": 0.4}
 CALIBRATION = {"judge": "tiny", "curve": CURVE, "thresholds": {"panels": {"4": 0.3, "8": 0.2}}}
 STORY = yaml.safe_load((recipe().parent / "cases" / "tiny_hero.yaml").read_text(encoding="utf-8"))

@@ -122,7 +122,7 @@ def test_a_character_is_that_of_the_commands(tmp_path: Path) -> None:
     for number, side in ((2, 48), (10, 32)):
         REFERENCE.resize((side, side)).save(folder / f"{number}.png")
     for card in (
-        "description: a red round hero\nkeep: {outfit: crown, palette: night}\nmay_change: [pose]\n",
+        "description: a red round hero\nkeep: {outfit: crown, palette: night}\n",
         "description: 'a red round hero'\nkeep:\n  outfit: crown\n  palette: night\n",
     ):
         (folder / "card.yaml").write_text(card)

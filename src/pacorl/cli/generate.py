@@ -14,7 +14,7 @@ from pacorl.cli.gate import CheckOptions, Gate, code_of
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
 from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, panels_again, read_page
 from pacorl.cli.shared import echo, echo_errors, print_json, progress
-from pacorl.config.options import TEMPLATE, UsageError, WriterOptions, option
+from pacorl.config.options import TEMPLATE, UsageError, option
 from pacorl.types import TINY, Size
 
 if TYPE_CHECKING:
@@ -29,11 +29,14 @@ SOURCES = ("--prompt", "--storyboard", "--instruction", "--from")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestOptions(WriterOptions):
+class RequestOptions:
     """The request: a prompt, a storyboard, an edit, or a finished page."""
 
     panel: ClassVar[str] = "Request"
 
+    writer: str = option(
+        TEMPLATE, "Who writes panels: template, or URL#MODEL of an OpenAI-compatible API (key: OPENAI_API_KEY)."
+    )
     prompt: str = option(
         "", "One image, a sentence that asks for several, what all panels share, or a whole prompt with panel tags."
     )

@@ -108,15 +108,6 @@ class CalibratedJudge(JudgeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriterOptions:
-    """The writer of a set's panels from one sentence (`records.panels`)."""
-
-    panel: ClassVar[str] = "Panel writer"
-
-    writer: str = option(TEMPLATE, "template, or URL#MODEL of an OpenAI-compatible API (key: OPENAI_API_KEY).")
-
-
-@dataclass(frozen=True, kw_only=True)
 class GeneratorOptions:
     """The generator of a command, and how it samples."""
 

@@ -2,7 +2,6 @@
 
 description: a young dentist in light-blue scrubs
 keep: {face: round glasses, hair: black hair in a low bun}     # any of face, hair, outfit, palette
-may_change: [pose, expression]
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class Card(BaseModel):
 
     description: Text
     keep: dict[Literal["face", "hair", "outfit", "palette"], Text] = {}
-    may_change: list[Text] = []
 
 
 def find_character(name: str, folder: Path = Path(), *, least: int = 1, most: int = MAX_IMAGES) -> Character:
@@ -69,7 +67,7 @@ def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> C
     for image in images:
         open_image(image)
     keep = {str(trait): looks for trait, looks in card.keep.items()}
-    return Character(folder.resolve().name, card.description.strip(), images, keep, tuple(card.may_change))
+    return Character(folder.resolve().name, card.description.strip(), images, keep)
 
 
 def read_caption(image: Path) -> tuple[Path | None, str]:
