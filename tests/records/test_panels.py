@@ -48,6 +48,11 @@ def test_lists_are_read(text, panels):
     assert draft.note == ""
 
 
+def test_a_stage_to_stand_on_is_no_progress():
+    texts = ["Four pictures of a singer on stage", "Four stages of a fox", "A 4-step guide to tea"]
+    assert ["Logic" in write_panels(text).criteria for text in texts] == [False, True, True]
+
+
 def test_a_list_of_subjects_has_no_subject_in_common():
     draft = write_panels("Four images of a fox, a bear, a wolf and an owl")
     assert draft.panels == ("a fox", "a bear", "a wolf", "an owl")

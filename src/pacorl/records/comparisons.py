@@ -26,7 +26,7 @@ from pacorl.io.documents import JsonObject, blamed_on, read_object, read_records
 from pacorl.io.files import inside, make_folder, twin_hint
 from pacorl.io.images import listed
 from pacorl.records.fields import Name, Spoken, Text, validated
-from pacorl.records.prompts import TINY, evenly_spread, tiny_source
+from pacorl.records.prompts import TINY_PREFIX, evenly_spread, tiny_source
 from pacorl.tiny.comparisons import draw_comparisons
 from pacorl.types import Comparison
 
@@ -58,7 +58,7 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
         ValueError: for an unknown or empty source, a faulty record, or a missing file or image.
     """
     entry = ""
-    if source.startswith(TINY):
+    if source.startswith(TINY_PREFIX):
         assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
         split, count = tiny_source(source)
         count = count or TINY_COUNT
@@ -85,7 +85,7 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
 
 def check_source(source: str) -> None:
     """Raise as `comparisons_from` does unless the file of a source exists."""
-    if not source.startswith(TINY):
+    if not source.startswith(TINY_PREFIX):
         _located(source)
 
 

@@ -106,6 +106,10 @@ REQUESTS = (
 )
 COUNTED = re.compile(rf"{OPENING}{COUNT}\s+{GAP}(?P<unit>[a-z]\w{{1,30}}?)(?:e?s)\b", re.I)
 """`Three chalkboards …`: any plural, which asks for a set if the text lists as many."""
+LIKE_A_SET = re.compile(
+    r"\b\d\s?[x×]\s?\d\b|\b(?:grid|comic|storyboard|collage|series|sheet|triptych)\b|:[^,;]+[,;]", re.I
+)
+"""What a set's sentence may have without its number of images: a layout, a word for a set, a list."""
 OF_THE_SET = re.compile(r"\b(?:coherent|consistent|matching|similar|related|different|distinct|separate)\s*", re.I)
 """Adjectives that describe the set and not a panel."""
 
@@ -167,7 +171,10 @@ VAGUE = re.compile(
     re.I,
 )
 """`in various medical scenarios`, `each image …`: said of the set, and not of one panel."""
-PROGRESS = re.compile(r"\b(?:progress\w*|stages?|steps?|phases?|growth|evolution)\b", re.I)
+PROGRESS = re.compile(
+    rf"\b(?:progress\w*|stages|steps|phases|growth|evolution|(?:{COUNT}|by)[- ](?:stage|step|phase))\b", re.I
+)
+"""`in four stages`, `a 4-step guide`, `step by step`; a singer *on stage* is in none."""
 ACTION = re.compile(r"\s(?=\w+ing\b)")
 VIEWS = ["seen from the front", "seen from the side", "in a close-up", "in a wide view"]
 SCENES = ("preparing for it", "in the midst of it", "explaining it to somebody", "when it is done")
@@ -201,7 +208,7 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
             items = _varied(VAGUE.search(theme), count)
         note = (
             "The text does not list what each panel shows, so panels differ by stage or view "
-            "alone; list it (four images of a fox: it runs, it sleeps, …), edit the panels, or name a language model"
+            "alone; list it (four images of a fox: it runs, it sleeps, …), or edit the panels"
         )
     # A generator of separate images reads each panel's text alone, so the subject is in every one.
     panels = tuple(f"{shown}, {item}" if shown else item for item in items)

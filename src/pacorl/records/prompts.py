@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,8 +26,9 @@ from pacorl.records.compose import check_panel_count, prompt_from
 from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
 from pacorl.records.images import copied_images, images_beside
 from pacorl.records.panels import read_request
+from pacorl.tiny.words import tiny_prompt
 from pacorl.tiny.world import Split, set_prompts
-from pacorl.types import Character, Grid, Prompt, Size
+from pacorl.types import TINY, Character, Grid, Prompt, Size
 
 Item = TypeVar("Item")
 
@@ -34,7 +36,7 @@ SOURCES = (
     "a .jsonl of T2IS records, {theme, panels} or {image, instruction}, a .txt of one prompt a line, or "
     "tiny:train|dev|test"
 )
-TINY = "tiny:"
+TINY_PREFIX = f"{TINY}:"
 TINY_SOURCE = re.compile(r"tiny:(train|dev|test)(?::([1-9][0-9]*))?")
 TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
 FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
@@ -88,7 +90,7 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
         ValueError: naming file, line, fault and fix; or for an unknown split.
     """
     # The tiny world's prompts are generated and have no file.
-    if str(path).startswith(TINY):
+    if str(path).startswith(TINY_PREFIX):
         split, count = tiny_source(str(path))
         return evenly_spread(set_prompts(split, count or TINY_COUNTS[split]), limit)
     path = Path(path)
@@ -160,6 +162,10 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
         grid = parse_layout(line.layout or line.prompt) if has_layout else Grid(1, 1)
         check_panel_count(grid, panels)
         prompt = Prompt(0, line.prompt, line.theme, grid, panels, line.criteria)
+        if model == TINY:
+            # A text for another generator, as `pacorl data FILE --test` writes it. Other words are warned of later.
+            with suppress(ValueError):
+                prompt = replace(tiny_prompt(line.theme, panels, grid), criteria=line.criteria)
     elif line.theme and panels:
         layout = parse_layout(line.layout) if line.layout else None
         prompt = prompt_from(model, theme=line.theme, panels=panels, grid=layout, criteria=line.criteria)

@@ -180,7 +180,10 @@ def smoke_test(
         if scores == [None, None]:
             reason = getattr(reward, "last_error", "")
             why = f": {reason}" if reason else ""
-            raise RewardError(f"reward {name!r} has no score for trial images of {named([prompt])}{why}")
+            raise RewardError(
+                f"reward {name!r} has no score for two trial images of {named([prompt])}{why}; a run stops where many "
+                "scores are missing: give a low score to an image that deserves one, and None if it cannot be scored"
+            )
 
 
 # --- helpers of rewards ----------------------------------------------------------------------------------------
@@ -191,8 +194,8 @@ def check_pairs(name: str, prompts: Sequence[Prompt]) -> None:
     for prompt in prompts:
         if prompt.grid.count < 2:
             raise ValueError(
-                f"{prompt.place}: {prompt.text[:60]!r} is one image, and {name} needs two panels; ask for several "
-                "(four images of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
+                f"{prompt.place}: {prompt.text[:60]!r} is one image, and {name} needs two panels; begin with "
+                "their number in English (four images of a fox: it runs, …), or give a record of 'theme' and 'panels'"
             )
 
 

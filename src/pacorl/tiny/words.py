@@ -213,7 +213,9 @@ def attributes_in(
     if unknown := [word for word, value in values.items() if not value]:
         vocabulary = "; ".join(f"{name}: {', '.join(VALUES[name])}" for name in allowed)
         quoted = ", ".join(map(repr, unknown[:5]))
-        raise ValueError(f"{where} has unknown words, {quoted}; the tiny generator has {vocabulary}")
+        raise ValueError(
+            f"{where} has unknown words, {quoted}; the tiny generator has {vocabulary}; other words need a real model"
+        )
 
     attributes: dict[str, str] = {}
     for word, value in values.items():
