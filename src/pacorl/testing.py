@@ -67,6 +67,7 @@ def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None
     Raises:
         AssertionError: with the fault, if the objective breaks the contract.
     """
+    assert isinstance(spec, ObjectiveSpec), f"{spec!r} is none; give ObjectiveSpec(OPTIONS, FUNCTION, needs='path')"
     start = _noise(3).requires_grad_()
     loss, _ = spec.loss(_batch(spec, start), options or spec.options.model_validate({}))
     assert loss.shape == (), f"the loss has the shape {tuple(loss.shape)}, not ()"

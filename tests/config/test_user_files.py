@@ -70,14 +70,13 @@ def test_a_mended_file_is_executed_again(tmp_path: Path) -> None:
     assert isinstance(OBJECTIVES.named(f"{path}:X"), ObjectiveSpec)
 
 
-@pytest.mark.parametrize("choice", ["objective.name", "model.kind"])
-def test_a_dry_run_executes_no_file(choice: str, mine: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("out: run\n")
-    words = ["train-policy", str(tmp_path / "run.yaml"), f"{choice}={mine}:REINFORCE", "--dry-run"]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code
-    assert "is code" in str(result.exception) + result.output
-    assert not (tmp_path / "executed").exists()
+def test_a_dry_run_tries_an_objective_and_knows_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OBJECTIVES, "users", {})
+    text = (Path(__file__).parents[2] / "examples" / "reinforce.py").read_text().replace("return -(", "return (")
+    (tmp_path / "mine.py").write_text(text)
+    words = ["train-policy", "tiny", "--dry-run", f"objective.name={tmp_path / 'mine.py'}:REINFORCE"]
+    for more, named in (([], "less likely"), (["objective.basline=1"], "did you mean 'objective.baseline'")):
+        assert named in str(CliRunner().invoke(app, [*words, *more]).exception)
 
 
 def test_a_process_without_user_files_executes_none_in_any_thread(

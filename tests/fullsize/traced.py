@@ -32,13 +32,13 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import read_object, write_jsonl
+from pacorl.judge.local import BASES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
 from pacorl.plan.peaks import with_units
 from pacorl.plan.plan import Plan, plan_training
-from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import Workers
@@ -52,12 +52,13 @@ TEXTS = [*(prompt.text for prompt in SETS), INSTRUCTION]
 
 def write_judge(folder: Path, texts: Sequence[str]) -> Path:
     """The published 7B judge's folder with a quarter of its blocks, the last of the vision tower among them."""
-    text, vision = (dict(JUDGE_PARTS["model"][name]) for name in ("text_config", "vision_config"))
+    published = read_object(BASES["Qwen2.5-VL-7B"])
+    text, vision = (dict(published["model"][name]) for name in ("text_config", "vision_config"))
     text["num_hidden_layers"] //= 4
     vision["depth"] //= 4
     vision["fullatt_block_indexes"] = vision["fullatt_block_indexes"][:1]
-    model = {**JUDGE_PARTS["model"], "text_config": text, "vision_config": vision}
-    twin.write_judge(folder, {**JUDGE_PARTS, "model": model}, texts=texts, weights=False)
+    model = {**published["model"], "text_config": text, "vision_config": vision}
+    twin.write_judge(folder, {**published, "model": model}, texts=texts, weights=False)
     return folder
 
 

@@ -177,3 +177,11 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     assert [absence.key for absence in plan.absences] == ["model.checkpoint"]
     assert plan.facts["times_seen"] == config.epochs * config.prompts_per_epoch
     assert not Path("run").exists()
+
+    # Rewards of a file are tried, and settings that the config has are not advised.
+    Path("mine.py").write_text("def none(prompts, images):\n    return [None for image in images]\n")
+    changes = ["rewards=[{name: 'mine.py:none'}]", "evaluation.rewards=[]", "judge=none", "memory=low"]
+    plan = plan_training(load(PolicyConfig, recipe(), changes), card=1)
+    assert "'none' has no score" in plan.absences[0].remedy
+    assert "memory: lowest" in plan.verdict
+    assert "memory: low," not in plan.verdict

@@ -35,7 +35,7 @@ def weights(file: Path) -> Path:
 def absent(*overrides: str) -> dict[str, str]:
     """Key → remedy."""
     config = load(PolicyConfig, None, list(overrides))
-    found = [*sources.absent_prompts(config), *sources.absences_of(config)]
+    found = [*sources.absent_prompts(config), *sources.absences_of(config, ())]
     found += sources.generator_of(config.model, config.generator).absences
     found += sources.judge("judge.checkpoint", config.judge).absences
     return {absence.key: absence.remedy for absence in found}

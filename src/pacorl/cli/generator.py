@@ -159,7 +159,7 @@ def dry_run(
         panels: Text of each panel for people.
     """
     from pacorl.io.documents import parse_json
-    from pacorl.plan.generation import plan_generation
+    from pacorl.plan.plan import plan_generation
 
     # The prompt with the most images decides the peak.
     spec = generator.spec_of(prompts)

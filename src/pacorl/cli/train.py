@@ -73,18 +73,23 @@ def train_policy(
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import load
-    from pacorl.config.user_files import user_files
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.imports import frozen_imports
 
     if options.card and not options.dry_run:
         raise UsageError("--card plans for another card; add --dry-run, or leave it out to train on this one")
-    # A plan does not execute the user's Python files.
-    with user_files(run=not options.dry_run):
-        run = load(PolicyConfig, config, overrides or [])
+    run = load(PolicyConfig, config, overrides or [])
     if options.dry_run:
+        from pacorl.core.objectives import OBJECTIVES
         from pacorl.plan.plan import plan_training
+        from pacorl.testing import check_objective
 
+        name = run.objective.name
+        if name in OBJECTIVES.users:
+            try:
+                check_objective(OBJECTIVES[name], run.objective)
+            except AssertionError as fault:
+                raise ValueError(f"objective {name}: {fault}") from None
         plan = plan_training(run, card=options.card)
         if options.as_json:
             echo_json(plan.to_json())
@@ -154,25 +159,21 @@ def stop_with_stdin() -> None:
 
 
 def check_run(run: PolicyConfig, *, resume: Resume) -> None:
-    """Check a run's folder, rewards and models before the imports of the training, which take seconds.
+    """Check a run's folder, prompts and models before the imports of the training, which take seconds.
 
     Raises:
-        ValueError: if a checkpoint or adapter is missing or does not fit, a reward has another type, or the folder
-            contains a run.
+        ValueError: if a checkpoint or adapter is missing or does not fit, or the folder contains a run.
         OSError: if the folder cannot be written.
     """
     from pacorl.grpo.start import named_start
     from pacorl.io.files import check_writable
     from pacorl.judge import check_judge
     from pacorl.records.prompts import load_prompts
-    from pacorl.rewards import asks_judge, check_rewards
+    from pacorl.rewards import asks_judge
     from pacorl.types import Size
 
-    # Folder and rewards.
     check_writable(run.out, folder=True)
     named_start(run.out, resume)
-    check_rewards(run.rewards, key="rewards", run=False)
-    check_rewards(run.evaluation.rewards, key="evaluation.rewards", run=False)
 
     # Generator, prompts and judge.
     run.generator.check_trainable(run.model.checkpoint)
@@ -184,7 +185,7 @@ def check_run(run: PolicyConfig, *, resume: Resume) -> None:
         if source.startswith(f"{TINY}:") or not Path(source.partition(":")[0]).exists():
             load_prompts(source, model=run.model.checkpoint)
     # An unused judge is never loaded, so it may be absent.
-    if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
+    if run.judge and any(map(asks_judge, run.rewards)):
         check_judge(run.judge.checkpoint, adapter=run.judge.adapter)
 
 

@@ -76,7 +76,8 @@ def _sections(field: FieldInfo) -> tuple[list[type[BaseModel]], str]:
     """List the sections that a key or its list accepts, and the key that selects one."""
     for table in field.metadata:
         if isinstance(table, Table):
-            return [table[name].options for name in table], f"section, of {table.key} {' | '.join(table)}"
+            entries = [table[name].options for name in (*table, *table.users)]
+            return entries, f"section, of {table.key} {' | '.join(table)}"
     annotations, sections = [field.annotation], []
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):

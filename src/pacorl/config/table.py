@@ -48,7 +48,8 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         self.key = key
         self.is_open = is_open
         self._homes = dict(homes)
-        self._users: dict[str, Spec] = {}
+        self.users: dict[str, Spec] = {}
+        """Users' entries that configs have named."""
 
     def __getitem__(self, name: str) -> Spec:
         """Return the spec of that name. Imports its module, and executes no code that `named` has not executed.
@@ -59,7 +60,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         if name in self._homes:
             spec: Spec = resolve_name(self._homes[name])
             return spec
-        return self._users[name]
+        return self.users[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._homes
@@ -68,7 +69,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         return len(self._homes)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._homes or name in self._users
+        return name in self._homes or name in self.users
 
     def named(self, name: str) -> Spec:
         """Return the spec of a user's name; execute the code of a user's own entry at its first use.
@@ -77,7 +78,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             ValueError: if the entry does not exist, with all names and the nearest one, or cannot be used.
         """
         # Once: a second execution would make classes that differ.
-        if self.is_open and is_in_file(name) and name not in self._users:
+        if self.is_open and is_in_file(name) and name not in self.users:
             entry = users_value(name)
             # The last entry: the file of the first one may import torch.
             kind = type(self[next(reversed(self._homes))])
@@ -94,7 +95,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             options_model = create_model(
                 options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
             )
-            self._users[name] = replace(spec, options=options_model)
+            self.users[name] = replace(spec, options=options_model)
         if name not in self:
             guess = f"{did_you_mean(name, self)} there are {', '.join(self)}".strip()
             if self.is_open:

@@ -1,7 +1,7 @@
 """Users' Python code in configs: `path/to/file.py:NAME`, a path from the config's folder or from the current one.
 
-It is executed with all rights of the user. `user_files(run=False)` forbids it for a block, such as a plan. The
-environment variable NO_USER_FILES forbids it for a process and its children, such as the studio's trainer.
+It is executed with all rights of the user, once. The environment variable NO_USER_FILES forbids it for a process and
+its children, such as the studio's trainer.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -28,17 +27,6 @@ FORM = "path/to/file.py:NAME"
 NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 NO_USER_FILES = "PACORL_NO_USER_FILES"
 """Environment variable that forbids a process to execute users' files."""
-
-
-@contextmanager
-def user_files(*, run: bool) -> Iterator[None]:
-    """Forbid the execution of users' files in this block unless they are to `run`."""
-    before = os.environ.get(NO_USER_FILES, "")
-    os.environ[NO_USER_FILES] = before if run else "1"
-    try:
-        yield
-    finally:
-        os.environ[NO_USER_FILES] = before
 
 
 def is_in_file(name: str) -> bool:
@@ -80,7 +68,7 @@ def file_and_name(name: str) -> tuple[Path, str]:
 
 
 def users_value(name: str) -> Any:
-    """Execute the file of a user's name and return its value NAME.
+    """Execute the file of a user's name, again only if it has changed, and return its value NAME.
 
     Raises:
         ValueError: if users' code is not executed here, or if this one does not exist, raises an error or lacks NAME.
@@ -88,21 +76,22 @@ def users_value(name: str) -> Any:
     path, attribute = file_and_name(name)
     if os.environ.get(NO_USER_FILES):
         raise ValueError(
-            f"{name!r} is code, which neither a dry run nor the studio executes; in Python "
-            "pacorl.plan_training(CONFIG) executes it and returns the plan, and `pacorl` trains with it if you trust it"
+            f"{name!r} is code, which the studio does not execute; `pacorl` trains with it if you trust it"
         )
     # pydantic and dataclasses look a class's module up in sys.modules. This name is the file's own, so that it hides
     # no other module; a changed file is executed again.
-    own_name = f"pacorl_user_{path.stem}_{text_digest(str(path.resolve()))[:8]}"
-    module = ModuleType(own_name)
-    module.__file__ = str(path)
-    sys.modules[own_name] = module
-    try:
-        SourceFileLoader(own_name, str(path)).exec_module(module)
-    except FAULTS as error:
-        del sys.modules[own_name]
-        fault = f"{type(error).__name__} when the file was run"
-        raise ValueError(f"{path}{line_in(path, error)}: {fault}: {error}") from error
+    own_name = f"pacorl_user_{path.stem}_{text_digest(f'{path.resolve()} {digest(path)}')[:8]}"
+    if own_name not in sys.modules:
+        module = ModuleType(own_name)
+        module.__file__ = str(path)
+        sys.modules[own_name] = module
+        try:
+            SourceFileLoader(own_name, str(path)).exec_module(module)
+        except FAULTS as error:
+            del sys.modules[own_name]
+            fault = f"{type(error).__name__} when the file was run"
+            raise ValueError(f"{path}{line_in(path, error)}: {fault}: {error}") from error
+    module = sys.modules[own_name]
     if not hasattr(module, attribute):
         raise ValueError(f"{path} has no {attribute!r}")
     return getattr(module, attribute)

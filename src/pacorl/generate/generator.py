@@ -271,7 +271,7 @@ class Generator:
         # Encode each prompt alone: in a batch, its last bits would depend on the prompts that are cached already.
         encoding: AbstractContextManager[None] = nullcontext()
         if self.turns:
-            encoding = self.turns.lent_to([getattr(self.policy.pipeline, name) for name in self.policy.encoders])
+            encoding = self.turns.lent_to(self.policy.text_encoders)
         with encoding:
             for prompt, requested in zip(prompts, sizes, strict=True):
                 self._cache.prepare([prompt], requested)

@@ -23,7 +23,7 @@ from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import load_prompts, save_prompts
-from pacorl.rewards import asks_judge, build_rewards, check_rewards, has_parts
+from pacorl.rewards import asks_judge, build_rewards, check_rewards, reward_spec
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.rewards.spec import UserReward
 from pacorl.runtime.compiled import compile_blocks, compile_decoder
@@ -50,11 +50,8 @@ def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]
     return config.model_copy(update={"rewards": (*built_in, *added)})
 
 
-def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConfig:
+def without_idle_judges(config: PolicyConfig) -> PolicyConfig:
     """Drop the judges that no reward or evaluation reward uses. Idempotent.
-
-    Args:
-        run: whether to execute the files of users' rewards to inspect their arguments; else they are parsed.
 
     Returns:
         The config, with `judge` and `evaluation.judge` None unless they are used.
@@ -62,9 +59,8 @@ def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConf
     Raises:
         ConfigError: if `judge` is none, and a reward needs it; the message names the reward.
     """
-    asking = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward, run=run)]
-    measures = [measure for measure in config.evaluation.rewards if asks_judge(measure, run=run)]
-    held_out = [f"evaluation.rewards.{measure.key}" for measure in measures]
+    asking = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward)]
+    held_out = [f"evaluation.rewards.{measure.key}" for measure in config.evaluation.rewards if asks_judge(measure)]
     if not config.evaluation.judge:
         asking += held_out
     if asking and config.judge is None:
@@ -90,8 +86,8 @@ def with_credit(
     if config.advantages.credit is None:
         without = []
         for reward in config.rewards:
-            function = functions.get(reward.name)
-            if not (hasattr(function, "panel_scores") if function else has_parts(reward)):
+            target = functions.get(reward.name) or reward_spec(reward.name).target
+            if not hasattr(target, "panel_scores"):
                 without.append(reward.key)
 
         # An edit is one image.

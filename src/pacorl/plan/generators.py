@@ -90,22 +90,8 @@ class Inputs:
     """Empty inputs of a policy's forwards, for prompts with a number of images."""
 
     policy: PipelinePolicy
-    images: int | None = None
-    """Sources and references of a prompt; None for an editor's single source, or prompts without images."""
-
-    @property
-    def count(self) -> int:
-        """Number of images of a prompt."""
-        if self.images is not None:
-            return self.images
-        if self.policy.source_optional:
-            return 0
-        return min(1, self.policy.max_sources)
-
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """Text encoders."""
-        return [getattr(self.policy.pipeline, name) for name in self.policy.encoders]
+    images: int = 0
+    """Sources and references of a prompt."""
 
     def conditioning(self, size: Size, *, batch: int) -> Conditioning:
         """Build the output of `encode` and `collate` for `batch` prompts, as empty tensors."""
@@ -126,14 +112,14 @@ class Inputs:
             tensors |= {f"negative_{name}": tensor for name, tensor in tensors.items()}
 
         # Images, and their positions.
-        if self.count:
-            tokens = (1 if policy.stitched else self.count) * math.prod(policy.token_grid(size))
+        if self.images:
+            tokens = (1 if policy.stitched else self.images) * math.prod(policy.token_grid(size))
             tensors["source"] = empty(tokens, policy.patch**2 * policy.latent_channels)
             if isinstance(policy, KleinPolicy):
                 tensors["source_ids"] = empty(tokens, 4)
             if isinstance(policy, QwenEditPolicy):
                 grid = policy.token_grid(size)
-                grids = [(image * self._slots(size), *grid) if is_shared else grid for image in range(self.count)]
+                grids = [(image * self._slots(size), *grid) if is_shared else grid for image in range(self.images)]
                 tensors["source_grid"] = torch.tensor([grids])
         return Conditioning(tensors)
 
@@ -141,13 +127,13 @@ class Inputs:
         """Count the tokens of a text; some encoders include its images' tokens."""
         policy = self.policy
         if isinstance(policy, QwenImage21Policy):
-            return self.count * self._slots(size) + TEXT_TOKENS
+            return self.images * self._slots(size) + TEXT_TOKENS
         if isinstance(policy, QwenEditPolicy):
             # A square source: other shapes of the area have nearly as many tokens.
             side = max(1, round(min(policy.condition_area, size.height * size.width) ** 0.5))
             processor = policy.pipeline.processor
             tokens = image_tokens(Size(side, side), getattr(processor, "image_processor", processor).to_dict())
-            return self.count * tokens + INSTRUCTION_TOKENS
+            return self.images * tokens + INSTRUCTION_TOKENS
         return int(policy.clip_tokens + policy.options.max_sequence_length)
 
     def _slots(self, size: Size) -> int:

@@ -20,7 +20,6 @@ from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import parse_yaml
 from pacorl.io.files import check_new, write_atomic
-from pacorl.io.terminal import did_you_mean
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
@@ -161,19 +160,16 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
     size = CARD.fullmatch(card)
     if not size:
         raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
-    if model in POLICIES:
-        spec = POLICIES[model]
-        checkpoint = spec.published
-    elif model == TINY:
-        raise ValueError("--model tiny has recipes of its own: `extends: tiny` in a file of yours")
-    elif "/" not in model and not Path(model).is_dir():
-        hint = did_you_mean(model, POLICIES)
+    if model == TINY:
         raise ValueError(
-            f"--model {model} is no folder and none of {', '.join(POLICIES)}; {hint or 'or give ORG/NAME'}"
+            "--model tiny draws its own words alone, as in 'Four pictures of a hero in town: waving by a tree, jumping "
+            "over a ball, …', with `extends: tiny` in a file of yours; for other prompts take a real --model, as klein"
         )
+    if "/" in model or Path(model).is_dir():
+        spec, checkpoint = POLICIES[kind_of(model)], model
     else:
-        spec = POLICIES[kind_of(model)]
-        checkpoint = model
+        spec = POLICIES.named(model)
+        checkpoint = spec.published
 
     # Prompts, each with the character.
     records = load_prompts(prompts, model=checkpoint)
@@ -189,10 +185,10 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
     # Fail before a file is written if the model or a reward cannot use a prompt.
     for prompt in records:
         check_images(spec.policy, prompt, f"model.kind {spec.kind}")
-    for function in rewards_of(configs):
+    for function in rewards_of(configs).values():
         function.check(records)
     train, held_out, _ = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 8)))
-    asking = any(asks_judge(config, run=False) for config in configs)
+    asking = any(map(asks_judge, configs))
     return Job(path, spec, checkpoint, train, held_out, rewards, asking, int(size[1] or 1), int(size[2]))
 
 
@@ -225,9 +221,7 @@ def _text(job: Job, memory: str) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     count = len(job.train)
     trainers = job.cards - job.is_served
-    most = MOST_PROMPTS
-    if trainers > 1:
-        most //= 2
+    most = MOST_PROMPTS // (1 + (trainers > 1))
     prompts = trainers * min(most, math.ceil(count / trainers))
     epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts)))
     batch, batch_of_large = (4, 1) if memory == "normal" else (8, 4)

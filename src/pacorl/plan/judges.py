@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from pacorl.plan import sources
 from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
 from pacorl.plan.peaks import Scorer, language_pass
+from pacorl.rewards.clip import ClipEncoder
 from pacorl.types import Grid, Prompt, Size
 
 ROWS = 16
@@ -57,13 +58,12 @@ def judge_scorer(settings: JudgeSettings, configs: Parts) -> Scorer:
     )
 
 
-def clip_scorers(config: PolicyConfig, prompts: Sequence[Prompt]) -> Iterator[Scorer]:
-    """List the encoders of rewards, with the panels of a batch; rewards of one checkpoint share an encoder."""
-    for encoder in sources.clip_encoders(config):
-        width = getattr(torch, encoder.dtype).itemsize
-        images = min(CLIP_BATCH, config.sampling.batch * example_prompt(config, prompts).grid.count)
-        weights = sources.CLIP_PARAMETERS * width
-        yield Scorer(weights, images * CLIP_NUMBERS * width, files=weights)
+def clip_scorer(encoder: ClipEncoder, config: PolicyConfig, prompts: Sequence[Prompt]) -> Scorer:
+    """Measure an encoder of rewards, with the panels of a batch."""
+    width = getattr(torch, encoder.dtype).itemsize
+    images = min(CLIP_BATCH, config.sampling.batch * example_prompt(config, prompts).grid.count)
+    weights = sources.CLIP_PARAMETERS * width
+    return Scorer(weights, images * CLIP_NUMBERS * width, files=weights)
 
 
 def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts: Sequence[Prompt]) -> float:

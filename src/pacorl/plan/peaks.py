@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,8 +29,7 @@ from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.ledger import META, MemoryLedger, measured
 from pacorl.types import Prompt, Size
 
-Phase = Literal["encode", "sample", "decode", "score", "train"]
-PHASES: dict[Phase, str] = {
+PHASES = {
     "encode": "encoding prompts, once",
     "sample": "sampling",
     "decode": "decoding images",
@@ -47,7 +46,7 @@ the latents and images of an epoch."""
 class Memory:
     """Peak bytes of a command, and its work."""
 
-    phases: Mapping[Phase, int]
+    phases: Mapping[str, int]
     """On each process's card."""
     host: int = 0
     """In main memory, for all processes of a machine, loading included."""
@@ -115,8 +114,8 @@ class Job:
     """In a training run: training images, and images of evaluations, which use the moving average."""
     training: Training | None = None
     """None for generating, when text encoders stay with the transformer."""
-    images: int | None = None
-    """Sources and references of a prompt; None for one of an editor."""
+    images: int = 0
+    """Sources and references of a prompt."""
     prompts: Sequence[Prompt] = ()
     scorers: Sequence[Scorer] = ()
     """They work one at a time, in a training while the next batch is sampled."""
@@ -132,8 +131,11 @@ def measure(job: Job) -> Memory:
     """Measure a job at the depth of its transformer.
 
     Raises:
-        ValueError: A size does not fit the generator or a prompt's source, or the adapter's targets match no module.
+        ValueError: A size does not fit the generator or a prompt's source, the adapter's targets match no module, or
+            the generator is the user's own.
     """
+    if not job.configs:
+        raise ValueError(f"model.kind {job.spec.kind}: memory is planned for pacorl's own kinds; start with epochs=1")
     units = block_units(job.configs)
     # Targets of a config may name a block, which is there at the full depth alone.
     is_cut = units > 3 and not (job.training and job.training.config.adapter.targets)
@@ -172,7 +174,7 @@ def _figures(job: Job, policy: PipelinePolicy) -> Iterator[tuple[str, float]]:
     vae = weight_bytes(policy.pipeline.vae)
     adapter = sum(weight.nbytes for weight in policy.transformer.parameters() if weight.requires_grad)
     frozen = weight_bytes(policy.transformer) - adapter
-    encoding = sum(map(weight_bytes, inputs.encoders))
+    encoding = sum(map(weight_bytes, policy.text_encoders))
     scoring = sum(scorer.weights for scorer in job.scorers)
     buffers = max((scorer.buffers for scorer in job.scorers), default=0)
     loaded = frozen if training else frozen + encoding
@@ -242,7 +244,7 @@ def _main_memory(job: Job, inputs: Inputs, *, adapter: int, waiting: int) -> Ite
 
     # Loading. An encoder's pages are dropped before the next one's are read, unless it is streamed.
     placed = job.world * (process + streamed_bytes(transformer) + adapter)
-    files = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in inputs.encoders]
+    files = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in inputs.policy.text_encoders]
     yield "held", placed
     yield "host", placed + (sum(files) if job.options.stream else max(files))
     yield "host", placed + (parameter_count(transformer) - adapter // FP32) * inputs.policy.pipeline.vae.dtype.itemsize
@@ -250,7 +252,7 @@ def _main_memory(job: Job, inputs: Inputs, *, adapter: int, waiting: int) -> Ite
     # Scoring models are read while the generator waits, and then wait as well.
     streamed_models = [transformer]
     if not job.training:
-        streamed_models += inputs.encoders
+        streamed_models += inputs.policy.text_encoders
     waiting += process + sum(map(streamed_bytes, streamed_models)) + sum(scorer.streamed for scorer in job.scorers)
     for scorer in job.scorers:
         yield "host", job.world * waiting + scorer.files

@@ -1,4 +1,4 @@
-"""Requirements of a run before it starts: `pacorl train-policy CONFIG --dry-run`.
+"""Requirements before the start: `pacorl train-policy CONFIG --dry-run`, and of `pacorl generate --dry-run`.
 
 The config's prompts and sizes are checked, absent data and weights are listed with their source, and memory and hours
 are computed from passes on meta tensors. No weights are loaded, and of the network only a judge's own server is asked.
@@ -12,21 +12,28 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pacorl.core.devices import available_device
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.grpo.builders import read_prompts, without_idle_judges
+from pacorl.generate.generator import SIZE
+from pacorl.grpo.builders import checked_config, read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.judge import settings_of
+from pacorl.models.policies import POLICIES
+from pacorl.models.policies.policy import PolicyOptions
 from pacorl.plan import sources
-from pacorl.plan.hours import CARDS, forwards_of, hours_of
-from pacorl.plan.judges import clip_scorers, judge_scorer, judging_flops
+from pacorl.plan.hours import CARDS, Forwards, forwards_of, hours_of
+from pacorl.plan.judges import clip_scorer, judge_scorer, judging_flops
 from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
-from pacorl.rewards import check_rewards
-from pacorl.types import Prompt, Size
+from pacorl.records.panels import LIKE_A_SET
+from pacorl.rewards.clip import ClipEncoder, ClipReward
+from pacorl.rewards.reward import RewardError, smoke_test
+from pacorl.rewards.spec import UserReward
+from pacorl.types import TINY, Prompt, Size
 
 NOT_READY = 2
 """Exit code of a dry run if something is absent, or does not fit."""
@@ -34,6 +41,8 @@ CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `auto` and `pacorl init` leave free on a card."""
+SMALLER = "for_less_memory"
+"""Fact: settings that lower a run's peak, without those that it has."""
 
 
 def device() -> tuple[str, int | None]:
@@ -73,12 +82,11 @@ class Plan:
     def shortage(self) -> str:
         """What the run does not fit, with the fix; empty if it fits, and without a card."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
-            return (
-                f"does not fit {self.device}: lower sampling.batch or evaluation.batch, take memory: low or lowest, "
-                "or set model.gradient_checkpointing"
-            )
+            ways = self.facts.get(SMALLER, "--memory low or lowest, or a smaller --size")
+            return f"does not fit {self.device}: try {ways}"
         if self.device_bytes and self.main_bytes and self.memory.held > self.main_bytes:
-            return "does not fit main memory: start fewer processes, or take memory: normal"
+            way = "start fewer processes" if self.processes > 1 else "take memory: normal, or a smaller model"
+            return f"does not fit {size_text(self.main_bytes)} of main memory: {way}"
         return ""
 
     @property
@@ -89,9 +97,12 @@ class Plan:
     @property
     def verdict(self) -> str:
         """The first line of the dry run."""
-        fits = self.shortage or (f"fits {self.device}" if self.device_bytes else self.device)
-        keys = ", ".join(dict.fromkeys(absence.key for absence in self.absences))
-        return f"{fits}; absent: {keys or 'nothing'}"
+        fits = self.shortage or f"fits {self.device}"
+        if not self.device_bytes:
+            fits = f"{self.device}: take one of {size_text(self.peak_bytes + CUDA_BYTES)}"
+        keys = ", ".join(dict.fromkeys(absence.key for absence in self.absences)) or "nothing"
+        main = size_text(self.memory.host, self.main_bytes)
+        return f"{fits}; main memory {main}, loading included; absent: {keys}"
 
     @property
     def exit_code(self) -> int:
@@ -121,7 +132,6 @@ def _lines(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     phases = ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in memory.phases.items())
     yield f"card: {size_text(plan.peak_bytes, plan.device_bytes)}, and about 1 GiB for CUDA; {plan.device}\n  {phases}"
-    yield f"main memory: {size_text(memory.host, plan.main_bytes)}, loading included"
     for name, fact in plan.facts.items():
         text = fact
         if isinstance(fact, Mapping):
@@ -152,61 +162,36 @@ def size_text(number: int, of: int | None = None) -> str:
 def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: bool = True, card: int = 0) -> Plan:
     """Check a config against its data and a card, and measure its memory, as `--dry-run` does; `print` shows the plan.
 
-    Weights are neither loaded nor required.
+    Weights are neither loaded nor required. Users' files are executed.
 
     Args:
         config: the run. The published architecture replaces absent weights. `gradient_checkpointing: auto` is off if
             the run then fits the card, since recomputing activations costs time; without a card it is on, the form of
             the smallest one.
         rewards: names of the functions that `PolicyTrainer` is to get. Their memory is not in the plan.
-        ask: whether a judge over HTTP that does not answer is listed as absent.
+        ask: whether judges over HTTP and rewards of users' files are asked, and listed as absent if they do not answer.
         card: gigabytes of the card that the run is for; 0 for this machine's.
 
     Raises:
         ConfigError: A size or the number of samples does not divide.
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks an input of a reward.
     """
-    planned = tuple(reward for reward in config.rewards if reward.name not in rewards)
-    config = config.model_copy(update={"rewards": planned})
-    name, size = (f"a card of {card} GB", card * 2**30) if card else device()
-    plan = None
-    if size and config.model.gradient_checkpointing == "auto":
-        plan = _plan(with_checkpointing(config, on=False), ask=ask)
-    if plan is None or plan.peak_bytes + CARD_MARGIN > (size or 0):
-        plan = _plan(with_checkpointing(config, on=True), ask=ask)
-    # Main memory of another machine is unknown.
-    return dataclasses.replace(plan, device=name, device_bytes=size, main_bytes=None if card else plan.main_bytes)
-
-
-def _plan(config: PolicyConfig, *, ask: bool) -> Plan:
-    """Plan a config whose gradient checkpointing is decided."""
-    # The config alone. A plan does not execute users' files.
+    config = config.model_copy(update={"rewards": tuple(it for it in config.rewards if it.name not in rewards)})
     forwards = forwards_of(config)
-    check_rewards(config.rewards, run=False)
-    check_rewards(config.evaluation.rewards, key="evaluation.rewards", run=False)
-    config = without_idle_judges(config, run=False)
+    config = checked_config(config, {})
     sampling, evaluation = config.sampling, config.evaluation
-    config.generator.check_trainable(config.model.checkpoint)
-
-    # Prompts, if all are here.
-    absences = list(sources.absent_prompts(config))
-    train, shown, leaks = ([], [], "") if absences else read_prompts(config)
-    prompts = [*train, *shown]
-    for rewards, checked in ((config.rewards, prompts), (evaluation.rewards, shown)):
-        for reward in sources.rewards_of(rewards):
-            reward.check(checked)
+    data = _read(config, ask=ask)
+    prompts, absences = [*data.train, *data.shown], data.absences
 
     # Images of the run. There is an evaluation before, one after, and some between.
     images = config.epochs * forwards.samples
-    evaluations = 2
-    if evaluation.every:
-        evaluations += (config.epochs - 1) // evaluation.every
-    images_shown = evaluations * evaluation.samples_per_prompt * (len(shown) or config.prompts.evaluation_limit)
+    evaluations = 2 + ((config.epochs - 1) // evaluation.every if evaluation.every else 0)
+    images_shown = evaluations * evaluation.samples_per_prompt * (len(data.shown) or config.prompts.evaluation_limit)
 
     # Checkpoints, and what scores the images: an evaluation's questions are as many per pixel.
     generator = sources.generator_of(config.model, config.generator)
-    absences += [*sources.absences_of(config), *generator.absences]
-    scorers = list(clip_scorers(config, prompts))
+    absences += generator.absences
+    scorers = [clip_scorer(encoder, config, prompts) for encoder in data.encoders]
     judging = 0.0
     for key, settings in (("judge.checkpoint", config.judge), ("evaluation.judge", evaluation.judge_settings)):
         judge = sources.judge(key, settings, ask=ask)
@@ -220,6 +205,15 @@ def _plan(config: PolicyConfig, *, ask: bool) -> Plan:
     per_image = forwards.per_image
     sampled = per_image["sampling"] + per_image["other_policies"]
     is_path = OBJECTIVES[config.objective.name].needs == "path"
+    training = Training(
+        config,
+        forwards.sampler,
+        forwards.node_batch,
+        # Besides the four: gradients' buckets of DDP, and the adapter that samples for an objective of the endpoint.
+        copies=4 + (config.processes > 1) + (not is_path),
+        compiles_sampling=config.model.compile != "none" and is_path,
+        steps=images * per_image["training"] / forwards.node_batch,
+    )
     job = Job(
         spec=config.generator,
         options=config.model,
@@ -228,16 +222,6 @@ def _plan(config: PolicyConfig, *, ask: bool) -> Plan:
             Batch(Size(*sampling.size), "sampling.size", sampling.batch, images, sampled),
             Batch(Size(*evaluation.size), "evaluation.size", evaluation.batch, images_shown, evaluation.steps),
         ],
-        training=Training(
-            config,
-            forwards.sampler,
-            forwards.node_batch,
-            # Besides the four: gradients' buckets of DDP, and the adapter that samples for an objective of the
-            # endpoint.
-            copies=4 + (config.processes > 1) + (not is_path),
-            compiles_sampling=config.model.compile != "none" and is_path,
-            steps=images * per_image["training"] / forwards.node_batch,
-        ),
         images=sources.planned_images(config, prompts),
         prompts=prompts,
         scorers=scorers,
@@ -245,47 +229,109 @@ def _plan(config: PolicyConfig, *, ask: bool) -> Plan:
         encoded=len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit,
         world=config.processes,
     )
-    memory = measure(job)
+
+    # With gradient checkpointing only if the run does not fit the card without.
+    name, size = (f"a card of {card} GB", card * 2**30) if card else device()
+    for on in (False, True) if size and config.model.gradient_checkpointing == "auto" else (True,):
+        chosen = with_checkpointing(config, on=on)
+        memory = measure(dataclasses.replace(job, training=training._replace(config=chosen)))
+        if max(memory.phases.values()) + CARD_MARGIN <= (size or 0):
+            break
+
+    return Plan(
+        memory,
+        absences,
+        _facts(chosen, forwards, data),
+        hours_of(config, flops=memory.flops + judging),
+        config.processes,
+        device=name,
+        device_bytes=size,
+        # Main memory of another machine is unknown.
+        **({"main_bytes": None} if card else {}),
+    )
+
+
+class Data(NamedTuple):
+    """Prompts of a run, and encoders of its rewards, which are not loaded."""
+
+    train: list[Prompt]
+    """Empty, as `shown`, if a file is absent."""
+    shown: list[Prompt]
+    leaks: str
+    encoders: set[ClipEncoder]
+    absences: list[MissingFile]
+
+
+def _read(config: PolicyConfig, *, ask: bool) -> Data:
+    """Read a run's prompts, if all are here, and check them and the rewards."""
+    absences = list(sources.absent_prompts(config))
+    train, shown, leaks = ([], [], "") if absences else read_prompts(config)
+    encoders = set()
+    prompts, sampling, evaluation = [*train, *shown], config.sampling, config.evaluation
+    for configs, scored, size in (
+        (config.rewards, prompts, sampling.size),
+        (evaluation.rewards, shown, evaluation.size),
+    ):
+        for name, reward in sources.rewards_of(configs).items():
+            reward.check(scored)
+            if isinstance(reward, ClipReward):
+                encoders.add(reward.clip)
+            elif ask and scored and isinstance(reward, UserReward) and not hasattr(reward.reward, "load"):
+                try:
+                    smoke_test({name: reward}, scored, size=Size(*size), timeout=config.reward_timeout)
+                except RewardError as fault:
+                    absences.append(MissingFile("rewards", name, str(fault)))
+    return Data(train, shown, leaks, encoders, [*absences, *sources.absences_of(config, encoders)])
+
+
+def _facts(config: PolicyConfig, forwards: Forwards, data: Data) -> dict[str, Any]:
+    """Count a run's images and prompts, describe how these were read, and list the ways to need less memory."""
+    ways = {
+        "sampling.batch and evaluation.batch: 1": max(config.sampling.batch, config.evaluation.batch) > 1,
+        "memory: low": config.memory == "normal",
+        "memory: lowest": config.memory != "lowest",
+        "model.compile: none": config.model.compile != "none",
+        "model.gradient_checkpointing: true": not config.model.gradient_checkpointing,
+    }
     facts: dict[str, Any] = {
         "gradient_checkpointing": "on" if config.model.gradient_checkpointing else "off",
         "images_per_epoch": forwards.samples,
-        "forwards_per_image": per_image,
-        "prompts": {"training": len(train), "evaluation": len(shown)},
+        "forwards_per_image": forwards.per_image,
+        "prompts": {"training": len(data.train), "evaluation": len(data.shown)},
     }
-    if train:
-        facts["read_as"] = kinds_of(train)
-        facts["times_seen"] = round(images / config.group_size / len(train), 1)
-    if leaks:
-        facts["leaks"] = leaks
-    hours = hours_of(config, flops=memory.flops + judging)
-    return Plan(memory, absences, facts, hours, config.processes)
+    facts[SMALLER] = ", ".join([way for way, helps in ways.items() if helps]) or "smaller sizes, or a smaller model"
+    if data.train:
+        facts["read_as"] = kinds_of(data.train)
+        facts["times_seen"] = round(config.epochs * forwards.samples / config.group_size / len(data.train), 1)
+    if data.leaks:
+        facts["leaks"] = data.leaks
+    return facts
 
 
 def kinds_of(prompts: Sequence[Prompt]) -> str:
     """Count prompts by how they were read, with the first of each kind: sets by their panels, single images, edits."""
     kinds: dict[str, list[Prompt]] = {}
     for prompt in prompts:
-        kind = f"as sets of {prompt.grid.count} panels"
-        if prompt.sources:
-            kind = "as edits"
-        elif prompt.grid.count == 1:
-            kind = "as one image"
-        kinds.setdefault(kind, []).append(prompt)
+        kind = f"as sets of {prompt.grid.count} panels" if prompt.grid.count > 1 else "as one image"
+        kinds.setdefault("as edits" if prompt.sources else kind, []).append(prompt)
     counts = []
     for kind, (first, *others) in kinds.items():
         text = " | ".join([first.theme or first.text, *first.panels])
         counts.append(f"{len(others) + 1} {kind}, the first {first.place} {text[:80]!r}")
-    # A sentence whose number was not understood trains without a word, if its reward takes single images too.
-    if len(kinds) > 1 and "as one image" in kinds:
-        counts.append("a sentence asks for a set by its number, such as 'Four pictures of …'")
+    # A set whose number was not understood would train as one image, if its reward takes single images too.
+    alone = [p.place for p in kinds.get("as one image", ()) if len(kinds) > 1 or LIKE_A_SET.search(p.text)]
+    if alone:
+        counts.append(
+            f"if a set is meant ({', '.join(alone[:8])}), begin with its number of pictures in English (four "
+            "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
+        )
     return "; ".join(counts)
 
 
 def decided(config: PolicyConfig) -> PolicyConfig:
     """Decide `model.gradient_checkpointing: auto` as the plan does; without a card it is off."""
-    if device()[1] is None or config.model.gradient_checkpointing != "auto":
-        return with_checkpointing(config, on=False)
-    return with_checkpointing(config, on=plan_training(config, ask=False).facts["gradient_checkpointing"] == "on")
+    on = device()[1] is not None and plan_training(config, ask=False).facts["gradient_checkpointing"] == "on"
+    return with_checkpointing(config, on=on)
 
 
 def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
@@ -294,3 +340,31 @@ def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
         return config
     model = config.model.model_copy(update={"gradient_checkpointing": on})
     return config.model_copy(update={"model": model})
+
+
+# --- generating ------------------------------------------------------------------------------------------------
+
+
+def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: str = "", images: int = 0) -> Plan:
+    """Measure the memory of generating one image at a time.
+
+    Args:
+        options: the generator's. The published architecture replaces absent weights.
+        size: size of the image; 1024 × 1024, or the tiny checkpoint's own, by default.
+        judge: the judge of candidates; behind HTTP it takes no memory here, and is asked whether it answers.
+        images: number of sources and references.
+    """
+    spec = POLICIES[options.kind]
+    generator = sources.generator_of(options, spec)
+    settings = settings_of(judge, memory=options.memory) if judge else None
+    of_judge = sources.judge("--judge", settings, ask=True)
+    job = Job(
+        spec=spec,
+        options=options,
+        configs=generator.configs,
+        batches=[Batch(size or (spec.committed.size if options.checkpoint == TINY else SIZE), "size")],
+        images=images or int(spec.edits and not spec.sets),
+        scorers=[judge_scorer(settings, of_judge.configs)] if settings and of_judge.configs else [],
+        in_turns=options.memory != "normal",
+    )
+    return Plan(measure(job), [*generator.absences, *of_judge.absences])

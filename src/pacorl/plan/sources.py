@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from pacorl.config.reward_section import MeasureConfig
+from pacorl.config.user_files import is_in_file
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.hub import HUB_NAME, OF_MODEL, OF_PIPELINE, PIPELINE, download_command, local_file
@@ -23,14 +24,12 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import SINGLE_FILE, PolicySpec, check_single_file
 from pacorl.plan.generators import model_on_meta
-from pacorl.rewards import build_rewards
-from pacorl.rewards.clip import ClipEncoder, ClipReward
+from pacorl.rewards import asks_judge, build_rewards
+from pacorl.rewards.clip import ClipEncoder
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
 from pacorl.types import TINY, Prompt
 
-JUDGE_PARTS: Parts = read_object(next(iter(BASES.values())))
-"""Qwen2.5-VL-7B as published, the base of PaCo-Reward-7B: 8.29 B parameters."""
 CLIP_PARAMETERS = 986_109_441
 """Parameters of CLIP ViT-H-14, of CLIP-T. Every CLIP is planned as this one."""
 
@@ -68,21 +67,19 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
         ValueError: The folder holds another kind of model.
     """
     source = str(spec.committed.folder) if model.checkpoint == TINY else model.checkpoint
-    needed = [name for name in spec.parts if name not in WITHOUT_WEIGHTS]
+    given = ""
     if source.endswith(SINGLE_FILE):
         # The file has the transformer alone; its other components are the published ones.
         check_single_file(source)
         source = spec.published
-        needed.remove("transformer")
+        given = "transformer"
     index = local_file(str(Path(source).expanduser()), PIPELINE)
     folders = {}
     if index:
         spec.check_source(str(index.parent))
         folders = {name: index.parent / name for name in spec.parts}
-    published = f"a diffusers checkpoint, planned as {spec.published}"
-    return _checkpoint(
-        "model.checkpoint", source, spec.parts, *OF_PIPELINE, needed=needed, folders=folders, what=published
-    )
+    what = f"a diffusers checkpoint, planned as {spec.published}"
+    return _checkpoint("model.checkpoint", source, spec.parts, *OF_PIPELINE, given=given, folders=folders, what=what)
 
 
 def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> Checkpoint:
@@ -113,9 +110,7 @@ def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> Che
     folders = {}
     if config:
         folders["model"] = config.parent
-    return _checkpoint(
-        key, source, read_object(BASES[base]), needed=["model"], folders=folders, what=f"a judge, planned as {base}"
-    )
+    return _checkpoint(key, source, read_object(BASES[base]), folders=folders, what=f"a judge, planned as {base}")
 
 
 def _checkpoint(
@@ -123,7 +118,7 @@ def _checkpoint(
     source: str,
     published: Parts,
     *files: str,
-    needed: Sequence[str],
+    given: str = "",
     folders: Mapping[str, Path],
     what: str,
 ) -> Checkpoint:
@@ -134,13 +129,15 @@ def _checkpoint(
         source: its value.
         published: configs in place of absent ones.
         files: options of the download that select files.
-        needed: components whose weights are needed.
+        given: a component whose weights are here.
         folders: folder of each component; empty if there is no such checkpoint on this machine.
         what: description of the checkpoint, if all of it is absent.
     """
-    saved = {name: _json(folder / "config.json") for name, folder in folders.items()}
-    configs = {name: saved.get(name) or config for name, config in published.items()}
-    lacking = [name for name in needed if not (folders and _has_weights(folders[name]))]
+    configs = dict(published)
+    for name, folder in folders.items():
+        configs[name] = _json(folder / "config.json") or published[name]
+    needed = published.keys() - WITHOUT_WEIGHTS - {given}
+    lacking = [name for name in published if name in needed and not (folders and _has_weights(folders[name]))]
     if not lacking:
         return Checkpoint(configs)
     if folders:
@@ -171,18 +168,11 @@ def _json(path: Path) -> JsonObject:
 # --- rewards ---------------------------------------------------------------------------------------------------
 
 
-def rewards_of(rewards: Sequence[MeasureConfig]) -> Collection[Reward]:
-    """Build rewards without a judge and weights.
-
-    Rewards of users' files are left out, because making one executes its file.
-    """
-    return build_rewards([reward for reward in rewards if ".py:" not in reward.name], judge=None).values()
-
-
-def clip_encoders(config: PolicyConfig) -> set[ClipEncoder]:
-    """Return the encoders of a run's rewards, which are not loaded; rewards of one checkpoint share an encoder."""
-    rewards = rewards_of([*config.rewards, *config.evaluation.rewards])
-    return {reward.clip for reward in rewards if isinstance(reward, ClipReward)}
+def rewards_of(rewards: Sequence[MeasureConfig]) -> Mapping[str, Reward]:
+    """Build rewards by key, without a judge and weights; users' rewards that ask a judge are left out."""
+    return build_rewards(
+        [reward for reward in rewards if not (is_in_file(reward.name) and asks_judge(reward))], judge=None
+    )
 
 
 def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
@@ -209,13 +199,13 @@ def absent_prompts(config: PolicyConfig) -> Iterator[MissingFile]:
             yield MissingFile(f"prompts.{key}", source, remedy)
 
 
-def absences_of(config: PolicyConfig) -> Iterator[MissingFile]:
+def absences_of(config: PolicyConfig, encoders: Collection[ClipEncoder]) -> Iterator[MissingFile]:
     """List the absent models of rewards and adapters of a run."""
-    for encoder in clip_encoders(config):
+    for encoder in encoders:
         if not local_file(encoder.checkpoint, "model.safetensors"):
             yield _absence("rewards", encoder.checkpoint, "a CLIP", *OF_MODEL, size=4 * CLIP_PARAMETERS)
-    adapters = {"adapter.start": config.adapter.start, "judge.adapter": config.judge.adapter if config.judge else ""}
-    for key, source in adapters.items():
+    of_judge = config.judge.adapter if config.judge else ""
+    for key, source in (("adapter.start", config.adapter.start), ("judge.adapter", of_judge)):
         try:
             if source:
                 adapter_file(source, fetch=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pacorl.config.table import Table
 from pacorl.config.user_files import FORM, is_in_file
 from pacorl.rewards.reward import Reward, RewardError
-from pacorl.rewards.spec import RewardSpec, parsed_spec, user_spec
+from pacorl.rewards.spec import RewardSpec, user_spec
 
 if TYPE_CHECKING:
     import torch
@@ -36,16 +36,14 @@ REWARDS: Table[Callable[..., Reward]] = Table(
 """Name → class; `reward_spec` inspects its signature."""
 
 
-def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
-    """Find a reward by name: an entry of REWARDS, or `path/to/file.py:Name`.
-
-    A file is only parsed unless users' code is to `run`.
+def reward_spec(name: str) -> RewardSpec:
+    """Find a reward by name: an entry of REWARDS, or `path/to/file.py:Name`, whose file is executed.
 
     Raises:
         RewardError: if there is no such reward.
     """
     if is_in_file(name):
-        return user_spec(name) if run else parsed_spec(name)
+        return user_spec(name)
     try:
         target = REWARDS.named(name)
     except ValueError as error:
@@ -53,33 +51,27 @@ def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
     return RewardSpec(target, target, signature(target).parameters)
 
 
-def check_rewards(configs: Sequence[MeasureConfig], *, key: str = "rewards", run: bool = True) -> None:
+def check_rewards(configs: Sequence[MeasureConfig], *, key: str = "rewards") -> None:
     """Check the name of each reward, and the names, types and ranges of its arguments.
 
     Loads no weights.
 
     Args:
         key: config key of the rewards.
-        run: Whether the files of users' rewards are run; else they are parsed.
 
     Raises:
         ValueError: naming the reward, the argument and the fault.
     """
     for config in configs:
-        spec = reward_spec(config.name, run=run)
+        spec = reward_spec(config.name)
         args = spec.checked(config.args, at=f"{key}.{config.key}.args")
-        if not spec.is_users:  # making one runs more of a stranger's code than a check should
+        if not is_in_file(config.name):  # making one runs more of a stranger's code than a check should
             spec.build(args, judge=None, device="cpu")
 
 
-def asks_judge(config: MeasureConfig, *, run: bool = True) -> bool:
-    """Check whether a reward has an argument `judge`; `run` as in `check_rewards`."""
-    return reward_spec(config.name, run=run).asks_judge
-
-
-def has_parts(config: MeasureConfig) -> bool:
-    """Check whether a reward's score has a part for each panel (`panel_scores`)."""
-    return hasattr(reward_spec(config.name).target, "panel_scores")
+def asks_judge(config: MeasureConfig) -> bool:
+    """Check whether a reward has an argument `judge`."""
+    return reward_spec(config.name).asks_judge
 
 
 def build_rewards(

@@ -8,27 +8,23 @@
 
 `Name` is a function of prompts and images, or a class whose instances are called with prompts and images. Its keyword
 arguments are the reward's `args`; a class may ask for `judge` and `device`, and have `check(prompts)`, `load()` and
-`panel_scores(prompts, images)` as ours do. The file is run when a run begins: name only trusted files. `--dry-run` does
-not run it, and checks only that it has the name.
+`panel_scores(prompts, images)` as ours do. A run and its `--dry-run` execute the file: name only trusted files.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from symtable import symtable
 from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from pacorl.config.user_files import FAULTS, file_and_name, line_in, users_value
-from pacorl.io.documents import read_text
+from pacorl.config.user_files import FAULTS, line_in, users_value
 from pacorl.rewards.reward import PanelScores, Reward, RewardError, named
 from pacorl.types import Prompt
 
@@ -50,8 +46,6 @@ class RewardSpec:
     target: Callable[..., Any]
     """The class or function whose annotations are the options' types."""
     parameters: Mapping[str, inspect.Parameter]
-    is_users: bool = False
-    """Whether it comes from a file of the user's."""
 
     @property
     def asks_judge(self) -> bool:
@@ -127,33 +121,7 @@ def user_spec(name: str) -> RewardSpec:
     parameters = list(inspect.signature(target).parameters.items())
     if not inspect.isclass(target):
         del parameters[:2]  # a function's prompts and images
-    return RewardSpec(partial(UserReward, target, name, path), target, dict(parameters), is_users=True)
-
-
-def parsed_spec(name: str) -> RewardSpec:
-    """Look for a reward in a user's file without running it. The spec cannot be built, and accepts any arguments.
-
-    Raises:
-        RewardError: if the file is no Python or lacks the name.
-    """
-    try:
-        path, attribute = file_and_name(name)
-        text = read_text(path)
-        module, names = ast.parse(text), symtable(text, str(path), "exec").get_identifiers()
-    except SyntaxError as error:
-        raise RewardError(f"reward {name!r}, line {error.lineno}: SyntaxError: {error.msg}") from None
-    except ValueError as error:
-        raise RewardError(f"rewards: {error}") from None
-    if attribute not in names:
-        raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
-    # The code is not run: injected arguments are found by name, others are accepted unchecked.
-    accepted = {"args": inspect.Parameter("args", inspect.Parameter.VAR_KEYWORD)}
-    for definition in module.body:
-        if getattr(definition, "name", "") == attribute:
-            arguments = {node.arg for node in ast.walk(definition) if isinstance(node, ast.arg)}
-            for injected in arguments & {*INJECTED}:
-                accepted[injected] = inspect.Parameter(injected, inspect.Parameter.KEYWORD_ONLY)
-    return RewardSpec(UserReward, UserReward, accepted, is_users=True)
+    return RewardSpec(partial(UserReward, target, name, path), target, dict(parameters))
 
 
 class UserReward:

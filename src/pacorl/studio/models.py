@@ -46,7 +46,7 @@ def fit_of(model: str) -> tuple[str, str]:
     Returns:
         The first form of `memory` that fits, empty if none does; and a line for a person.
     """
-    from pacorl.plan.generation import plan_generation
+    from pacorl.plan.plan import plan_generation
 
     spec = POLICIES.named(kind_of(model))
     needs = ""

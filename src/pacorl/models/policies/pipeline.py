@@ -324,6 +324,11 @@ class PipelinePolicy:
         codes = vae.encode(pixels_BCHW).latent_dist.mode()
         return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor)
 
+    @property
+    def text_encoders(self) -> list[Any]:
+        """The pipeline's text encoders."""
+        return [getattr(self.pipeline, name) for name in self.encoders]
+
     def place_encoders(self, device: str | torch.device) -> None:
         """Move everything but the transformer to a device; `memory: lowest` streams text encoders' blocks."""
         for name, component in self.pipeline.components.items():

@@ -316,8 +316,7 @@ class PolicySpec:
         """
         policy = self.policy(pipeline, options)
         dtype = pipeline.transformer.dtype
-        for name in policy.encoders:
-            encoder = getattr(pipeline, name)
+        for encoder in policy.text_encoders:
             if encoder.dtype != dtype and not getattr(encoder, "is_quantized", False):
                 encoder.to(dtype)
         return policy
