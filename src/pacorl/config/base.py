@@ -253,16 +253,12 @@ def _changes(key: str, before: Any, now: Any) -> dict[str, list[Any]]:
 def check_changes(changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], warns: bool = True) -> None:
     """Raise ConfigError if keys outside the `free` keys and sections change; else log a warning for each change."""
     prefixes = tuple(f"{key}." for key in free)
-    frozen = {key: values for key, values in changes.items() if not f"{key}.".startswith(prefixes)}
+    described = {key: f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changes.items()}
+    frozen = [text for key, text in described.items() if not f"{key}.".startswith(prefixes)]
     if frozen:
         raise ConfigError(
-            f"a run that goes on keeps its settings, and {'; '.join(described(frozen))}: take the old values, or "
+            f"a run that goes on keeps its settings, and {'; '.join(frozen)}: take the old values, or "
             "start anew with out=…, from this run's LoRA by adapter.start (of a judge tuning.start)"
         )
-    for change in described(changes) if warns else ():
-        logger.warning("resumed with another setting: %s", change)
-
-
-def described(changes: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Describe each change with both values."""
-    return [f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changes.items()]
+    for text in described.values() if warns else ():
+        logger.warning("resumed with another setting: %s", text)

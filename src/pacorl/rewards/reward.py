@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL.Image import Image, fromarray
 
-from pacorl.runtime.workers import CallTimeout, call_in_time
+from pacorl.runtime.workers import CallTimeout, Workers, outcome_of
 from pacorl.types import Prompt, Size
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
@@ -171,9 +172,11 @@ def smoke_test(
     for name, reward in rewards.items():
         if hasattr(reward, "load"):
             reward.load()
-        trial = partial(scores_of, name, reward, [prompt, prompt], images)
         try:
-            scores = call_in_time(trial, f"reward {name} (trial images)", seconds=timeout)
+            # The thread of a call that does not return is abandoned.
+            with closing(Workers(1, name="pacorl-trial")) as workers:
+                trial = workers.submit(partial(scores_of, name, reward, [prompt, prompt], images))
+                scores = outcome_of(trial, f"reward {name} (trial images)", seconds=timeout)
         except CallTimeout as fault:
             # A new run has nothing to save, and would hang again.
             raise RewardError(str(fault)) from None

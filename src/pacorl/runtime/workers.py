@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, Thread, current_thread
 from typing import Any, TypeVar
 
@@ -101,9 +101,3 @@ def outcome_of(
         if time.monotonic() - started > seconds:
             raise CallTimeout(f"{what} has not returned for {seconds:g} s; mend it, or raise reward_timeout")
     return future.result()
-
-
-def call_in_time(act: Callable[[], Outcome], what: str, *, seconds: float) -> Outcome:
-    """Call a function on a thread, which is abandoned at the time limit."""
-    with closing(Workers(1, name="pacorl-call")) as workers:
-        return outcome_of(workers.submit(act), what, seconds=seconds)
