@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 
@@ -16,13 +17,13 @@ from pacorl.core.set_scores import TIE
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.generate.generated_images import Judged, save, to_dict
 from pacorl.generate.generator import Generator
-from pacorl.generate.sets import best_first, generate_sets, judge_edits
+from pacorl.generate.sets import best_first, generate_sets, judge_edits, judge_sets
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
 from pacorl.models.policies.flux import FLUX
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.tiny.world import set_prompts
-from pacorl.types import Prompt, Size
+from pacorl.types import Character, Grid, Prompt, Size
 
 SIZE, STEPS = Size(64, 64), 3
 
@@ -98,6 +99,24 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
 
 def test_a_missing_verdict_ranks_last():
     assert best_first([Judged(None, error="x"), Judged(0.2), Judged(0.9), Judged(0.2)]) == [[2], [1, 3], [0]]
+
+
+def test_a_character_s_image_is_asked_about_too(tmp_path):
+    """Two sets are as consistent, and one shows the character; without images the character asks nothing."""
+    Image.new("L", (8, 8), 200).save(tmp_path / "hero.png")
+    hero = Character("hero", "a hero", (tmp_path / "hero.png",))
+
+    def alike(question):
+        greys = {image.convert("L").getpixel((0, 0)) for image in question.images}
+        return float(len(greys) == 1 and "pose" not in question.text)
+
+    judge = Asked(alike)
+    images = [Image.new("L", (16, 8), grey) for grey in (50, 200)]
+    prompt = Prompt(0, "two of a hero", grid=Grid(1, 2), panels=("it waves", "it jumps"), characters=(hero,))
+    judged = judge_sets(judge, [prompt] * 2, images)
+    assert [dict(each.parts)["together"] for each in judged] == [1, 1]
+    assert judged[1].score > judged[0].score
+    assert [each.score for each in judge_sets(judge, [replace(prompt, characters=())] * 2, images)] == [1, 1]
 
 
 def test_the_first_of_tied_candidates_is_kept_and_the_tie_is_named(painter, prompts, tmp_path):

@@ -1,8 +1,8 @@
 """Best-of-n generation (`generate_sets`): prompts → images, each the best of its candidates if a judge ranks them.
 
 Candidate j of image i has the seed `seed + i · best_of + j`, so that each is reproducible alone. A judge ranks sets by
-the consistency reward, the mean over their pairs of panels; edits by the preservation of each source and by the
-instruction.
+the consistency reward, the mean over their pairs of panels, and by their characters' images; edits by the preservation
+of each source and by the instruction.
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe
 from pacorl.generate.generator import AnySize, Generator, Prompts, Step
 from pacorl.generate.separate import sample_separately
 from pacorl.io.images import open_image
-from pacorl.judge.pairwise import (
-    Ask,
-    ask_edits,
-    errors_of,
-    matrix_of,
-)
+from pacorl.judge.pairwise import Ask, ask_edits, errors_of, matrix_of
+from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import Consistency
+from pacorl.rewards.reference import Reference
 from pacorl.types import Prompt, Verdict
 
 if TYPE_CHECKING:
@@ -163,16 +160,29 @@ def _ranked_candidates(
 def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
     """Score sets with the consistency reward: the mean over every pair of panels.
 
+    With characters that have images, half of the score is how well the panels show them (the reward `Reference`).
+
     Raises:
         ValueError: for a single image, or for a prompt without criteria if `ask` is "criteria".
     """
     reward = Consistency(judge, ask=ask)
     reward.check(prompts)
+    # One reference of each character, as in the gate: every one costs questions about each panel.
+    shown = []
+    for prompt in prompts:
+        characters = tuple(replace(character, images=character.images[:1]) for character in prompt.characters)
+        shown.append(replace(prompt, characters=characters))
+    likeness = Reference(judge)
+    likenesses = likeness(shown, images) if any(map(any, map(characters_of, prompts))) else [None] * len(prompts)
     judged = []
-    for verdicts, prompt in zip(reward.pairs(prompts, images), prompts, strict=True):
+    for verdicts, prompt, alike in zip(reward.pairs(prompts, images), prompts, likenesses, strict=True):
         matrix = matrix_of(verdicts, prompt.grid.count)
         score = whole_mean([verdict.p_yes for verdict in verdicts.values()])
-        judged.append(Judged(score, matrix, error=errors_of(verdicts.values())))
+        parts: tuple[tuple[str, float | None], ...] = ()
+        if any(characters_of(prompt)):
+            parts = (("together", score), ("reference", alike))
+            score = whole_mean([score, alike])
+        judged.append(Judged(score, matrix, parts, errors_of(verdicts.values()) or likeness.last_error))
     return judged
 
 
