@@ -99,7 +99,7 @@ def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") 
         ValueError: a text is empty, or would be read as a panel's tag.
     """
     if not all(text.strip() for text in (theme, *panels)):
-        raise ValueError("the theme or a panel is empty; say what it shows")
+        raise ValueError("the description of all panels, or of one, is empty; say what it shows")
     count = NUMBERS[grid.count].upper() if grid.count <= SPELT else str(grid.count)
     subject = f" portraying {sentence(theme)}"
     if shared:

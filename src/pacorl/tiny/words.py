@@ -69,6 +69,8 @@ PASSED_OVER = frozenset(
 )
 """Ignored, so that "a red hero with a crown, who waves beside a boat" is understood."""
 WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
+SHARED = "the description of all panels"
+"""Name of a prompt's theme in messages, which pages for people without the term show too."""
 EXAMPLE = "--prompt 'a hero with a crown in town' --panel 'waving, flag' --panel 'jumping, boat' …"
 
 
@@ -92,7 +94,7 @@ def tiny_panel(theme: str, text: str) -> Prompt:
     Raises:
         ValueError: if words are unknown or missing.
     """
-    attributes = attributes_in(theme, where="the theme", allowed=(*LOOKS, "place"))
+    attributes = attributes_in(theme, where=SHARED, allowed=(*LOOKS, "place"))
     attributes |= attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
     shared = theme_text(attributes["place"], attributes) if "place" in attributes else theme
     return tiny_prompt(shared, [f"{attributes['pose']}, {attributes['prop']}"] * GRIDS[0].count, GRIDS[0])
@@ -103,8 +105,8 @@ def check_tiny_grid(grid: Grid, panels: int) -> None:
     if grid not in GRIDS or panels != grid.count:
         layouts = " or ".join(f"{layout.count} panels as {layout}" for layout in GRIDS)
         raise ValueError(
-            f"the tiny generator makes sets of {layouts}, and this is {grid} with {panels}; "
-            "describe so many, or take a real model, e.g. black-forest-labs/FLUX.1-dev"
+            f"this model makes sets of {layouts}, and this is {grid} with {panels}; describe so many, or take another "
+            "model, e.g. black-forest-labs/FLUX.1-dev"
         )
 
 
@@ -122,7 +124,7 @@ def asked_in(prompt: Prompt) -> list[dict[str, str]]:
 
 def _shared_and_scenes(theme: str, panels: Sequence[str]) -> tuple[dict[str, str], list[dict[str, str]]]:
     """Find the attributes of the theme, and each panel's pose and prop. A panel may repeat words of the theme."""
-    shared = attributes_in(theme, where="the theme", allowed=(*LOOKS, "place"), required=("place",))
+    shared = attributes_in(theme, where=SHARED, allowed=(*LOOKS, "place"), required=("place",))
     scenes = []
     for position, text in enumerate(panels, 1):
         scenes.append(attributes_in(text, where=f"panel {position}", allowed=SCENE, required=SCENE, passed_over=shared))
@@ -157,9 +159,7 @@ def check_tiny(prompt: Prompt) -> None:
     """
     if not prompt.panels:
         attributes_in(prompt.text, where="the prompt", allowed=tuple(VALUES))
-        raise ValueError(
-            f"the tiny generator makes sets; describe each panel, as in {EXAMPLE} or by prompt_from('tiny', …)"
-        )
+        raise ValueError(f"this model makes sets; describe each panel, as in {EXAMPLE} or by prompt_from('tiny', …)")
     check_tiny_grid(prompt.grid, len(prompt.panels))
     asked_in(prompt)
 
@@ -185,7 +185,7 @@ def check_tiny_edit(prompt: Prompt) -> None:
         return
     if instruction not in EDIT_TEXTS:
         forms = [next(iter(texts.values())) for texts in INSTRUCTIONS.values()]
-        raise ValueError(f"the tiny editor has no instruction {instruction!r}; write {' or '.join(map(repr, forms))}")
+        raise ValueError(f"this model knows no change {instruction!r}; write {' or '.join(map(repr, forms))}")
 
 
 def attributes_in(
@@ -214,7 +214,7 @@ def attributes_in(
         vocabulary = "; ".join(f"{name}: {', '.join(VALUES[name])}" for name in allowed)
         quoted = ", ".join(map(repr, unknown[:5]))
         raise ValueError(
-            f"{where} has unknown words, {quoted}; the tiny generator has {vocabulary}; other words need a real model"
+            f"{where} has unknown words, {quoted}; this model knows {vocabulary}; other words need another model"
         )
 
     attributes: dict[str, str] = {}
@@ -223,8 +223,8 @@ def attributes_in(
         if passed_over.get(name) == value:
             continue
         if name not in allowed:
-            other = "a panel" if name in SCENE else "the theme"
-            raise ValueError(f"{where} names a {name}, {value}; in the tiny world {other} does")
+            other = "a panel" if name in SCENE else SHARED
+            raise ValueError(f"{where} names a {name}, {value}; for this model {other} does")
         if attributes.setdefault(name, value) != value:
             raise ValueError(f"{where} has two values of {name}, {attributes[name]} and {word}; give one")
     missing = [f"a {name} ({', '.join(VALUES[name])})" for name in required if name not in attributes]
