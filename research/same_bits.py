@@ -99,8 +99,9 @@ CASES = {
         [
             f"{GENERATE} --prompt 'a red hero with a crown in town' {PANELS} {MORE_PANELS} --best-of 3 --keep-all "
             "--out {out}/sets",
-            f"{GENERATE} --prompt hero {PANELS} --kind kontext --character {{data}}/hero --separate --size 64x64 "
-            "--out {out}/separate",
+            # Without a judge: since the base, a set's score depends on its character's images too.
+            f"pacorl generate --json --prompt hero {PANELS} --kind kontext --character {{data}}/hero --separate "
+            "--size 64x64 --out {out}/separate",
             f"{GENERATE} --image {{data}}/edits/test/0000.png --instruction 'Paint the hero green.' --seed 7 "
             "--out {out}/edit",
             f"{GENERATE} --storyboard {{base}}/configs/cases/tiny_journey.yaml --out {{out}}/journey",

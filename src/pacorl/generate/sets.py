@@ -170,10 +170,12 @@ def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image],
     # One reference of each character, as in the gate: every one costs questions about each panel.
     shown = []
     for prompt in prompts:
-        characters = tuple(replace(character, images=character.images[:1]) for character in prompt.characters)
-        shown.append(replace(prompt, characters=characters))
+        characters = []
+        for character in prompt.characters:
+            characters.append(replace(character, images=character.images[:1]))
+        shown.append(replace(prompt, characters=tuple(characters)))
     likeness = Reference(judge)
-    likenesses = likeness(shown, images) if any(map(any, map(characters_of, prompts))) else [None] * len(prompts)
+    likenesses = likeness(shown, images)
     judged = []
     for verdicts, prompt, alike in zip(reward.pairs(prompts, images), prompts, likenesses, strict=True):
         matrix = matrix_of(verdicts, prompt.grid.count)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
+import unicodedata
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Json
 
 from pacorl.config.options import StudioModels
 from pacorl.core.grid import join, parse_layout, split
-from pacorl.io.documents import dump_yaml, read_object, read_text, typed
-from pacorl.io.files import make_folder, safe_name, sole_holder, sweep, write_atomic
+from pacorl.io.documents import dump_yaml, read_object, read_text, read_yaml, typed
+from pacorl.io.files import make_folder, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
 from pacorl.judge.pairwise import Matrix
 from pacorl.records.characters import CARD, Card, read_caption, read_character
@@ -71,7 +72,9 @@ class Recipe(BaseModel):
     tied: Json[int] = 1
     """Number of drawings that the judge does not tell apart from it, itself included."""
     matrix: Json[Matrix] = ()
-    """Score of each pair of panels; empty for a changed picture."""
+    """Score of each pair of panels; empty for a single picture."""
+    likeness: Json[float | None] = None
+    """How well its panels show the character; `score` is the mean of this and of the pairs."""
     checked: Json[list[str]] = []
     """Sentences of the last check; empty before one."""
     tries: Json[list[str]] = []
@@ -100,6 +103,19 @@ class Recipe(BaseModel):
     @property
     def name(self) -> str:
         return self.theme or self.prompt or self.note or "a page"
+
+    @property
+    def standing(self) -> str:
+        """Say how it was judged, by which question, and that a judge does not tell near scores apart."""
+        words = [self.note]
+        if self.likeness is not None and self.score is not None:
+            together = 2 * self.score - self.likeness
+            words.append(f"{together:.2f} together, {self.likeness:.2f} like {self.character.replace('_', ' ')}")
+        elif self.score is not None:
+            words.append(f"{self.score:.2f} {'as asked' if self.sources else 'together'}")
+        if self.tied > 1:
+            words.append(f"a tie of {self.tied}")
+        return ", ".join(filter(None, words)) or "not judged"
 
 
 class Draft(BaseModel):
@@ -136,11 +152,6 @@ class Drawing:
     def panels(self) -> list[Image]:
         return split(open_image(self.path), self.recipe.grid)
 
-    @property
-    def before(self) -> tuple[Image, Recipe]:
-        """The drawing as a part of a new page, in which something has changed."""
-        return open_image(self.path), self.recipe.updated(note="as before")
-
     def with_panel(self, index: int, image: Image) -> Image:
         """Join it with another image of one panel."""
         panels = self.panels
@@ -170,8 +181,10 @@ class Folder:
             write_atomic(path / "key", secrets.token_urlsafe(16))
         self.key = read_text(path / "key")
         """The secret of the link, the same at every start, so that the address and its cookie stay good."""
-        self.removed: tuple[str, Path, Path] | None = None
-        """The last removal: in words, the former path, and the path in the trash."""
+        self._removed: list[tuple[str, list[tuple[Path, Path]]]] = []
+        """Removals, the last one at the end: in words, and each former path with its path in the trash."""
+        self.removal = ""
+        """The last removal, in words; empty if none can be undone."""
 
     def close(self) -> None:
         self._held.close()
@@ -214,23 +227,32 @@ class Folder:
     def characters(self) -> list[str]:
         return sorted(card.parent.name for card in (self.path / "characters").glob(f"*/{CARD}"))
 
-    def character(self, name: str, *, least: int = 1) -> Character:
+    def character(self, name: str, *, least: int = 0) -> Character:
         """Read a character. Raises ValueError naming a fault."""
         return read_character(self.character_folder(name), least=least, most=MOST_PICTURES)
 
     def character_folder(self, name: str) -> Path:
-        return self.path / "characters" / safe_name(name)
+        return self.path / "characters" / name
 
     def new_character(self, name: str, description: str) -> str:
         """Make a character's folder, and return its name: "banana king" → "banana_king"."""
-        if not name.strip():
+        # Typed letters are composed; of a Mac's file names they are not.
+        name = re.sub(r"\s+", "_", unicodedata.normalize("NFC", name.strip()))
+        if not name:
             raise ValueError("the character has no name; give it one")
-        name = safe_name(re.sub(r"\s+", "_", name.strip()))
-        if name in self.characters():
+        if not re.fullmatch(r"[\w-][\w.-]{0,79}", name):
+            raise ValueError(f"{name[:99]!r} cannot name a character; use at most 80 letters, digits, '-', '_' and '.'")
+        if self.character_folder(name).exists():
             raise ValueError(f"there is a character called {name} already; give another name")
-        card = typed({"description": description.strip()}, Card)
-        write_atomic(self.character_folder(name) / CARD, dump_yaml(card.model_dump()))
+        self.describe(name, description)
         return name
+
+    def describe(self, name: str, description: str) -> None:
+        """Write a character's description; what else its card has stays."""
+        path = self.character_folder(name) / CARD
+        former = read_yaml(path) if path.is_file() else {}
+        card = typed(former | {"description": description.strip()}, Card)
+        write_atomic(path, dump_yaml(card.model_dump()))
 
     def pictures(self, name: str) -> list[tuple[Path, str]]:
         """List the pictures of a character, each with its caption."""
@@ -255,19 +277,25 @@ class Folder:
 
     # --- removal -----------------------------------------------------------------------------------------------------
 
-    def remove(self, what: str, path: Path) -> None:
-        """Move a file or folder into the trash; `undo` brings the last one back. A picture's caption waits for it."""
-        trashed = self.path / "trash" / timestamp() / path.relative_to(self.path)
-        make_folder(trashed.parent)
-        path.rename(trashed)
-        self.removed = (what, path, trashed)
+    def remove(self, what: str, *paths: Path) -> None:
+        """Move files or folders into the trash; `undo` brings the last ones back. Captions wait for their pictures."""
+        trash = self.path / "trash" / timestamp()
+        moved = []
+        for path in paths:
+            trashed = trash / path.relative_to(self.path)
+            make_folder(trashed.parent)
+            path.rename(trashed)
+            moved.append((path, trashed))
+        self.removal = f"Removed {what}."
+        self._removed.append((self.removal, moved))
 
     def undo(self) -> None:
         """Restore the last removal. Raises OSError if a new folder has its place."""
-        if self.removed:
-            _, path, trashed = self.removed
-            trashed.rename(path)
-        self.removed = None
+        if self._removed:
+            moved = self._removed.pop()[1]
+            self.removal = self._removed[-1][0] if self._removed else ""
+            for path, trashed in moved:
+                trashed.rename(path)
 
 
 def timestamp() -> str:

@@ -53,11 +53,9 @@ def fit_of(model: str) -> tuple[str, str]:
     # From the fastest form to the smallest one.
     for memory in MEMORY:
         plan = plan_generation(spec.options_for(model, dtype="bfloat16", memory=memory), judge=judge_of(model))
-        card, main = plan.peak_bytes, plan.memory.held
-        if not plan.device_bytes:  # the models are in main memory
-            card, main = 0, main + card
-        needs = f"{card / 2**30:.0f} GB of a card and " if card else ""
-        needs += f"{main / 2**30:.0f} GB of main memory"
+        card = plan.peak_bytes if plan.device_bytes else 0
+        main = plan.memory.held + plan.peak_bytes - card  # without a card the models are in main memory
+        needs = f"{card / 2**30:.0f} GB of a card and " * bool(card) + f"{main / 2**30:.0f} GB of main memory"
         if not plan.shortage and main <= (plan.main_bytes or main):
             return memory, f"runs here{PACE[memory]}: takes {needs}"
     return "", f"does not fit this machine: takes {needs}"

@@ -14,9 +14,9 @@ from nicegui import events, ui
 from PIL.Image import Image
 
 from pacorl.character_training.pictures import LEAST
-from pacorl.io.images import open_image, recipe_of
+from pacorl.io.images import open_image, recipe_of, upright_size
 from pacorl.report.figures import pair_matrix_svg
-from pacorl.studio.folder import PRINT_DPI, Drawing, Recipe
+from pacorl.studio.folder import PRINT_DPI, Drawing
 from pacorl.studio.models import JUDGE, is_here, offers, shown_name
 from pacorl.studio.teaching import newest_training
 from pacorl.studio.work import Studio
@@ -24,9 +24,18 @@ from pacorl.studio.work import Studio
 STYLE = Path(__file__).with_name("style.css")
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 25_000_000
-LAYOUTS = ["1x1", "2x2", "1x2", "1x3", "2x3", "3x3", "1x4", "2x1", "3x1"]
+LAYOUTS = [f"{rows}x{columns}" for rows in range(1, 5) for columns in range(1, 5)]
 CHANGES = "What should change? A line for each new picture"
-CM_PER_INCH = 2.54
+DOTS_PER_CM = PRINT_DPI / 2.54
+WHY = (
+    "how sure it is that two panels belong together, from 0 to 1. The page has their mean. A check asks the same, and "
+    "takes the median of each panel."
+)
+DROP = (
+    '<q-btn flat no-caps label="Drop or choose pictures" @click="props.pickFiles" />'
+    '<q-uploader-add-trigger class="hidden" />'
+)
+"""Quasar's own button has no accessible name."""
 
 ui.button.default_props("no-caps")
 ui.input.default_props("outlined dense").default_classes("wide")
@@ -91,7 +100,7 @@ class StudioPage:
 
     def attempt(self, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
         """Call a function, or show its fault of the input or the disk."""
-        self.studio.fault = self.studio.note = ""
+        self.studio.fault = ""
         try:
             function(*arguments, **options)
         except (ValueError, OSError) as error:
@@ -101,20 +110,17 @@ class StudioPage:
         """The job that runs, the fault of the last one, and the undo of the last removal."""
         studio, folder = self.studio, self.folder
         with tag("div", "status", role="status"):
-            with ui.row().bind_visibility_from(studio, "phase", backward=bool):
-                ui.spinner(size="sm").props("aria-hidden=true")
-                ui.label().bind_text_from(studio, "phase")
-                self.button("Stop", studio.stop)
-            for kind in ("fault", "note"):
-                with ui.row().bind_visibility_from(studio, kind, backward=bool):
-                    ui.label().classes(kind).bind_text_from(studio, kind)
-                    self.button("✕", setattr, studio, kind, "", name="Close the message", look="flat dense")
-            with ui.row().bind_visibility_from(folder, "removed", backward=bool):
-                ui.label().bind_text_from(
-                    folder, "removed", backward=lambda last: f"Removed {last[0]}." if last else ""
-                )
-                self.button("Undo", folder.undo)
-                self.button("✕", setattr, folder, "removed", None, name="Close: it stays removed", look="flat dense")
+            for owner, field, text, act in (
+                (studio, "phase", "Stop", studio.stop),
+                (studio, "fault", "", None),
+                (folder, "removal", "Undo", folder.undo),
+            ):
+                with ui.row().classes(field).bind_visibility_from(owner, field, backward=bool):
+                    ui.label().bind_text_from(owner, field)
+                    if act:
+                        self.button(text, act)
+                    if field != "phase":
+                        self.button("✕", setattr, owner, field, "", name="Close the message", look="flat dense")
 
     # --- elements ----------------------------------------------------------------------------------------------------
 
@@ -146,33 +152,27 @@ class StudioPage:
         """Show an image of the folder; the pixels of a file never change."""
         tag("img", src=f"/file/{quote(path.relative_to(self.folder.path).as_posix())}", alt=alt)
 
-    def shot(self, drawing: Drawing, caption: str, name: str, /, **changes: Any) -> ui.button:
+    def shot(self, path: Path, caption: str, name: str, /, *, shown: bool, **changes: Any) -> None:
         """Build a drawing's thumbnail, which opens it."""
         with self.button("", self.studio.keep, name=name, look="flat", **changes).classes("shot") as made:
-            self.picture(drawing.path)
+            made.props["aria-current"] = str(shown).lower()
+            self.picture(path)
             ui.label(caption)
-        return made
 
     def drop_zone(self, take: Callable[[Files], object]) -> None:
-        """Build a button for choosing or dropping files; the uploader behind it has no accessible name."""
+        """Build a zone for dropping files, with a button for choosing them."""
 
         async def handle(event: events.MultiUploadEventArguments) -> None:
             upload.reset()  # or the same picture could not be dropped again
             self.act(take, [(file.name, await file.read()) for file in event.files])
 
-        options: dict[str, Any] = {"multiple": True, "auto_upload": True, "max_file_size": MOST_BYTES}
-        upload = ui.upload(on_multi_upload=handle, **options).props('accept=".png,.jpg,.jpeg,.webp"').classes("hidden")
-        zone = ui.button("Drop or choose pictures").props("flat").classes("drop")
-        zone.on("click", js_handler=f"(e) => runMethod({upload.id}, 'pickFiles', [e])")
-        zone.on("dragover", js_handler="(e) => e.preventDefault()")
-        added = f"runMethod({upload.id}, 'addFiles', [[...e.dataTransfer.files]])"
-        zone.on("drop", js_handler=f"(e) => {{ e.preventDefault(); {added}; }}")
+        upload = ui.upload(multiple=True, auto_upload=True, max_file_size=MOST_BYTES, on_multi_upload=handle)
+        upload.props('accept=".png,.jpg,.jpeg,.webp"').classes("drop").add_slot("header", DROP)
 
     @contextmanager
     def dialog(self, name: str) -> Iterator[ui.dialog]:
-        with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), tag("div", "dialog"):
+        with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), card(name):
             dialog.on("hide", dialog.delete).props["aria-label"] = name
-            heading(name)
             yield dialog
             self.button("Close", dialog.close, look="flat")
 
@@ -184,13 +184,11 @@ class StudioPage:
         with tag("nav", "strip", aria_label="Earlier pages"):
             self.drop_zone(self.dropped)
             for page in self.folder.pages:
-                first, folder = page[0], page[0].path.parent
-                title = title_of(first)
-                is_open = folder.name == self.draft.page
-                with tag("div", "thumb" + " here" * is_open):
-                    shown = self.shot(first, title, f"Open {title}", page=folder.name, drawing=0)
-                    shown.props["aria-current"] = str(is_open).lower()
-                    self.remove(title, folder)
+                path, title = page[0].path, title_of(page[0])
+                name = path.parent.name
+                with tag("div", "thumb"):
+                    self.shot(path, title, f"Open {title}", shown=name == self.draft.page, page=name, drawing=0)
+                    self.remove(title, path.parent)
 
     def dropped(self, files: Files) -> None:
         """Open dropped pictures as a page; a single one with the recipe that it has."""
@@ -223,62 +221,65 @@ class StudioPage:
         recipe = drawing.recipe
         with tag("section", "page", aria_label="The page that is open"):
             self.panels(drawing)
-            ui.label(standing(recipe)).classes("standing")
+            ui.label(recipe.standing).classes("standing")
             with ui.row():
                 if recipe.grid.count > 1:
                     check = self.studio.check
                     self.button("Check and repair", self.studio.submit, check, drawing, look="")
                 self.button("Save", ui.download, drawing.path, f"{self.draft.page}.png")
+                if len(page) > 1:
+                    others = [other.path for other in page if other is not drawing]
+                    self.button("Keep only this one", self.folder.remove, "the others", *others)
                 if recipe.prompt:
                     self.button("Fill in its words", self.studio.restore, recipe, look="flat")
                 else:
                     shape = ui.select(sorted({*LAYOUTS, recipe.layout}), value=recipe.layout, label="Rows x columns")
                     shape.on_value_change(lambda event: self.act(drawing.rewrite, layout=event.value))
-            sides = [f"{side / PRINT_DPI * CM_PER_INCH:.1f}" for side in open_image(drawing.path).size]
-            ui.label(f"In print {' x '.join(sides)} cm, at {PRINT_DPI} dpi.").classes("soft")
+            size = upright_size(drawing.path)
+            print_size = f"In print {size.width / DOTS_PER_CM:.1f} x {size.height / DOTS_PER_CM:.1f} cm"
+            ui.label(f"{print_size}, at {PRINT_DPI} dpi.").classes("soft")
             # The verdict has the words of `pacorl check`.
             with tag("div", "verdict" if recipe.odd is None else "verdict bad"):
                 for line in recipe.checked:
                     ui.label(line)
             if recipe.matrix:
                 with ui.expansion("Why?"):
-                    ui.label(f"Judged by {shown_name(recipe.judge, 'judge')}; 1 is the best.")
+                    ui.label(f"Judged by {shown_name(recipe.judge, 'judge')}: {WHY}")
                     ui.html(pair_matrix_svg(recipe.matrix), sanitize=False)
             # Candidates and the tries of a repair are one row of drawings.
             with tag("div", "candidates", role="group", aria_label="All of them, best first"):
                 for index, other in enumerate(page if len(page) > 1 else ()):
-                    name = standing(other.recipe)
-                    self.shot(other, name, name, drawing=index).props["aria-pressed"] = str(other is drawing).lower()
+                    name = other.recipe.standing
+                    self.shot(other.path, name, name, shown=other is drawing, drawing=index)
 
     def panels(self, drawing: Drawing) -> None:
         """The picture, with the verbs of each panel on it."""
-        recipe, character, look = drawing.recipe, self.draft.character, "flat dense"
-        grid, count = recipe.grid, recipe.grid.count
+        recipe, grid, character = drawing.recipe, drawing.recipe.grid, self.draft.character
+        look = "flat dense"
         with tag("div", "hero"):
             self.picture(drawing.path, recipe.name)
             with tag("div", "verbs").style(f"grid-template: repeat({grid.rows}, 1fr) / repeat({grid.cols}, 1fr)"):
-                for panel in range(count):
-                    it = f"panel {panel + 1}" if count > 1 else "this picture"
+                for panel in range(grid.count):
+                    it = f"panel {panel + 1}"
                     with tag("div", "odd" if panel == recipe.odd else ""):
                         if character:
                             name = f"Keep {it} as a picture of {plain(character)}"
                             self.button("Keep", self.keep, drawing, panel, name=name, look=look)
-                        if recipe.panels and count > 1:
+                        if recipe.panels and grid.count > 1:
                             work = (self.studio.submit, self.studio.redraw, drawing, panel)
                             self.button("Redraw", *work, name=f"Draw {it} again", look=look)
                         # Offered for each model: a fault names the model that changes no pictures.
-                        self.button(
-                            "Change", self.ask_for_change, drawing, panel, it, name=f"Change {it} by words", look=look
-                        )
+                        name = f"Change {it} by words"
+                        self.button("Change", self.ask_for_change, drawing, panel, name=name, look=look)
 
-    def ask_for_change(self, drawing: Drawing, panel: int, it: str) -> None:
+    def ask_for_change(self, drawing: Drawing, panel: int) -> None:
         """Open the dialog that hands one panel, never the whole page, to the editor."""
 
         def change() -> None:
             dialog.close()
             self.studio.submit(self.studio.change, drawing, panel, self.draft.change)
 
-        with self.dialog(f"Change {it}") as dialog:
+        with self.dialog(f"Change panel {panel + 1}") as dialog:
             self.words(CHANGES, "change", change).props("autofocus")
             self.button("Change it", change, look="")
 
@@ -287,7 +288,7 @@ class StudioPage:
         recipe = drawing.recipe
         caption = recipe.panels[panel] if recipe.panels else ""
         self.folder.add_picture(self.draft.character, drawing.panels[panel], caption)
-        self.studio.note = f"Kept as a picture of {plain(self.draft.character)}."
+        ui.notify(f"Kept as a picture of {plain(self.draft.character)}.")
 
     # --- characters --------------------------------------------------------------------------------------------------
 
@@ -300,10 +301,11 @@ class StudioPage:
                 ui.label("Five to twenty pictures of one character are enough to draw it the same everywhere.")
                 ui.input("Name").bind_value(self.draft, "name")
                 ui.textarea("What it looks like").bind_value(self.draft, "description")
-                self.button("Make it", self.make_character, look="")
+                self.button("Make it", lambda: self.studio.describe(self.draft.description), look="")
             return
         with card("Pictures"):
-            ui.label(self.folder.character(name, least=0).text)
+            looks = ui.textarea("What it looks like", value=self.folder.character(name).text)
+            looks.on("blur", lambda: self.attempt(self.studio.describe, looks.value, name))
             with tag("div", "pictures"):
                 for index, (path, caption) in enumerate(self.folder.pictures(name), 1):
                     with tag("div", "picture thumb"):
@@ -316,24 +318,15 @@ class StudioPage:
                 self.drop_zone(self.add_pictures)
         with card("More pictures of it"):
             ui.label("Drawn from its pictures. Of each line the best comes first, and you keep some.").classes("soft")
-            self.words(CHANGES, "sheet", self.draw_sheet)
-            self.button("Draw a sheet", self.draw_sheet)
+            self.words(CHANGES, "sheet", self.studio.submit, self.studio.sheet)
+            self.button("Draw a sheet", self.studio.submit, self.studio.sheet)
         self.teaching(name)
         folder = self.folder.character_folder(name)
         self.button(f"Remove {plain(name)}", self.folder.remove, plain(name), folder, look="flat")
 
-    def make_character(self) -> None:
-        name = self.folder.new_character(self.draft.name, self.draft.description)
-        self.studio.keep(character=name, name="", description="")
-
     def add_pictures(self, files: Files) -> None:
         for image in [opened(*file) for file in files]:
             self.folder.add_picture(self.draft.character, image)
-
-    def draw_sheet(self) -> None:
-        """Draw a sheet, which opens among the pages."""
-        self.studio.submit(self.studio.sheet)
-        self.studio.keep(tab="Pages")
 
     def teaching(self, name: str) -> None:
         """The newest training of the character with its latest pictures, and the newest LoRA."""
@@ -344,12 +337,10 @@ class StudioPage:
             teach = self.button(text, self.studio.submit, self.studio.teach, name, look="")
             teach.set_enabled(len(self.folder.pictures(name)) >= LEAST)
             if last and last.samples:
-                ui.label("At the left without what it learned, at the right with it.").classes("soft")
-                with tag("div", "pictures pairs"):
-                    for before, after in last.samples:
-                        with tag("div", "pair"):
-                            self.picture(before, "Without what it learned")
-                            self.picture(after, "With it")
+                with tag("div", "pictures", role="group", aria_label="Drawn by what it has learned so far"):
+                    for path in last.samples:
+                        with tag("div", "picture"):
+                            self.picture(path, "Drawn by what it has learned so far")
             taught = newest_training(self.studio.loras(name), finished=True)
             if taught:
                 ui.label(f"Pages of {plain(name)} are drawn with it now.")
@@ -359,10 +350,15 @@ class StudioPage:
 
     def ask_for_models(self) -> None:
         """Open the dialog of models, with their abilities and whether they fit this machine."""
-        submit, studio = self.studio.submit, self.studio
+        studio = self.studio
+
+        def use(name: str) -> None:
+            studio.submit(studio.use, name)
+            dialog.close()
+
         with self.dialog("Models") as dialog:
             ui.label(f"Judged by {shown_name(studio.names.judge, 'judge')}.")
-            self.button("What fits this machine?", submit, studio.measure, look="")
+            self.button("What fits this machine?", studio.measure, look="")
             for name, about in offers().items():
                 with tag("div", "offer"):
                     ui.label(f"{shown_name(name)} {about}")
@@ -370,24 +366,21 @@ class StudioPage:
                     if not is_here(name):
                         self.download(name).on_click(dialog.close)
                     elif name != JUDGE:
-                        use = self.button("Use", submit, studio.use, name, name=f"Use {shown_name(name)}", look="")
-                        use.on_click(dialog.close)
+                        self.button("Use", use, name, name=f"Use {shown_name(name)}", look="")
             file = ui.input("A file of ComfyUI, or a folder: its path")
-            use = self.button("Use this", lambda: submit(studio.use, file.value.strip()), look="")
-            use.on_click(dialog.close)
+            self.button("Use this", lambda: use(file.value.strip()), look="")
 
     def download(self, name: str) -> ui.button:
         """Download a model, after its licence was accepted."""
         with ui.expansion(f"Download {name}"):
             ui.link(f"huggingface.co/{name}", f"https://huggingface.co/{name}", new_tab=True)
-            agreed = ui.checkbox("I have read its licence there, and accept it")
             token = ui.input("Access token, where the page asks for one", password=True)
-            ui.label("The token is kept nowhere.").classes("soft")
+            ui.label("Read its licence there: by downloading you accept it. The token is kept nowhere.").classes("soft")
 
             def fetch() -> None:
                 self.studio.submit(self.studio.download, name, token.value or "")
 
-            return self.button("Download", fetch, look="").bind_enabled_from(agreed, "value")
+            return self.button("Download", fetch, look="")
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------------
@@ -401,14 +394,10 @@ def tag(name: str, classes: str = "", **attributes: Any) -> ui.element:
     return made
 
 
-def heading(text: str) -> None:
-    ui.label(text).props("role=heading aria-level=2").classes("h2")
-
-
 @contextmanager
 def card(name: str) -> Iterator[None]:
     with tag("section", "card", aria_label=name):
-        heading(name)
+        ui.label(name).props("role=heading aria-level=2").classes("h2")
         yield
 
 
@@ -427,15 +416,5 @@ def plain(name: str) -> str:
 def title_of(drawing: Drawing) -> str:
     """Tell a page from others of the same words, by its origin and time."""
     changed = datetime.fromtimestamp(drawing.path.stat().st_mtime)
-    parts = [drawing.recipe.name[:60], drawing.recipe.note[:60], f"{changed:%d %b, %H:%M}"]
-    return ", ".join(filter(None, dict.fromkeys(parts)))
-
-
-def standing(recipe: Recipe) -> str:
-    """Say how a drawing was judged, and that a judge does not tell near scores apart."""
-    words = [recipe.note]
-    if recipe.score is not None:
-        words.append(f"{recipe.score:.2f} of 1")
-    if recipe.tied > 1:
-        words.append(f"a tie of {recipe.tied}")
-    return ", ".join(filter(None, words)) or "not judged"
+    origin = f", {drawing.recipe.note[:60]}" if drawing.recipe.prompt and drawing.recipe.note else ""
+    return f"{drawing.recipe.name[:60]}{origin}, {changed:%d %b, %H:%M}"

@@ -24,10 +24,10 @@ class Training:
 
     @property
     def step(self) -> int:
+        """Step of the newest evaluation, which has pictures; -1 before it has begun."""
         log = self.run / "metrics.jsonl"
-        if not log.is_file():
-            return 0
-        return max((int(line["step"]) for line in read_jsonl(log)), default=0)
+        lines = read_jsonl(log) if log.is_file() else []
+        return max((int(line["step"]) for line in lines if line["kind"] == "evaluation"), default=-1)
 
     @property
     def is_finished(self) -> bool:
@@ -39,15 +39,10 @@ class Training:
         return self.run / "adapter" / "pytorch_lora_weights.safetensors"
 
     @property
-    def samples(self) -> list[tuple[Path, Path]]:
-        """Images without the LoRA and with it, of the newest evaluation; at the end it is of `lora`."""
-        folders = sorted(path for path in (self.run / "samples").glob("evaluation-*") if path.is_dir())
-        samples: list[tuple[Path, Path]] = []
-        if not folders:
-            return samples
-        for after in images_in(folders[-1]):
-            samples.append((folders[0] / after.name, after))
-        return samples
+    def samples(self) -> tuple[Path, ...]:
+        """Images of the newest evaluation; at the end it is of `lora`."""
+        folders = sorted((self.run / "samples").glob("evaluation-*/"))
+        return images_in(folders[-1]) if folders else ()
 
 
 def newest_training(folder: Path, *, finished: bool = False) -> Training | None:

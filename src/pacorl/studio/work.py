@@ -1,6 +1,6 @@
 """The studio's work, without its page: models, and one job at a time.
 
-The methods from `measure` on run as jobs on the worker's thread (`Studio.submit`). A failed job leaves no files.
+The methods from `use` on run as jobs on the worker's thread (`Studio.submit`). A failed job leaves no files.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ import logging
 import os
 import random
 import re
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 from PIL.Image import Image
 
@@ -24,9 +29,9 @@ from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import shared_text
 from pacorl.io.children import start_python
-from pacorl.io.documents import write_json
+from pacorl.io.documents import read_yaml, write_json
 from pacorl.io.files import write_atomic
-from pacorl.io.images import png_bytes
+from pacorl.io.images import open_image, png_bytes
 from pacorl.judge import judge_for
 from pacorl.models.adapters import adapter_names, read_adapters
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
@@ -35,14 +40,19 @@ from pacorl.records.panels import write_panels
 from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, timestamp
 from pacorl.studio.models import JUDGE, PRACTICE, download, fit_of, is_here, judge_of, offers, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
+from pacorl.tiny.words import attributes_in
+from pacorl.tiny.world import LOOKS
 from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
+    from pacorl.generate.generated_images import Judged
     from pacorl.generate.generator import Generator
     from pacorl.generate.repair import Redraw
     from pacorl.models.policies.spec import PolicySpec
+
+    Models = tuple[Generator, PacoReward]
 
 LEAST = 0.5
 """Threshold of a check."""
@@ -71,16 +81,17 @@ class Studio:
         """Phase of the job that runs; empty without one."""
         self.fault = ""
         """Fault of the last job or action."""
-        self.note = ""
-        """Effect of the last action, where the page does not show it."""
         self._stopped = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
+        self._planner: Pool | None = None
         self.fits = dict.fromkeys(offers(), "")
         """Model → whether it fits this machine, in words; empty before `measure`."""
         self._loaded: tuple[tuple[str, Mapping[str, float]], Generator, PacoReward] | None = None
         """Kind and LoRAs of the loaded generator, the generator, and the judge."""
 
     def close(self) -> None:
+        if self._planner:
+            self._planner.terminate()
         self.stop()
         self._worker.shutdown(wait=True)
         self.unload()
@@ -178,7 +189,7 @@ class Studio:
             adapters[str(training.lora)] = PRACTICE_STRENGTH if self.names.model == TINY else 1.0
         return adapters
 
-    def _models(self, character: str, *, edits: bool = False) -> tuple[Generator, PacoReward]:
+    def _models(self, character: str, *, edits: bool = False) -> Models:
         """Load the generator with a character's LoRA, and the judge; both stay loaded until another choice."""
         from pacorl.gate.paco_reward import PacoReward
         from pacorl.generate.generator import Generator
@@ -200,11 +211,18 @@ class Studio:
         return generator, reward
 
     def measure(self) -> None:
-        """Find out which models fit this machine."""
-        for name in offers():
-            if name != JUDGE:
-                self.enter(f"Measuring {shown_name(name)}")
-                self.fits[name] = fit_of(name)[1]
+        """Find out which models fit this machine, half a minute each, while a person goes on."""
+        # A process of its own: a plan in a thread would slow the page, and outlast it.
+        if not self._planner:
+            self._planner = get_context("spawn").Pool(1, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+        for name, words in self.fits.items():
+            if name != JUDGE and not words:
+                self.fits[name] = "is being measured …"
+                measured = partial(self._measured, name)
+                self._planner.apply_async(fit_of, [name], callback=measured, error_callback=measured)
+
+    def _measured(self, name: str, fit: Any) -> None:
+        self.fits[name] = str(fit) if isinstance(fit, Exception) else fit[1]
 
     def use(self, name: str) -> None:
         """Draw with another model from now on, without the command's LoRA, which belongs to its model.
@@ -233,6 +251,20 @@ class Studio:
 
     # --- words -------------------------------------------------------------------------------------------------------
 
+    def describe(self, description: str, character: str = "") -> None:
+        """Change a character's description, or make the character of the draft's name.
+
+        Raises:
+            ValueError: the model that draws does not know a word, or the name or the description cannot be used.
+        """
+        if self.names.model == TINY:
+            attributes_in(description, where="the description", allowed=LOOKS)
+        if character:
+            self.folder.describe(character, description)
+        else:
+            name = self.folder.new_character(self.draft.name, description)
+            self.keep(character=name, name="", description="")
+
     @property
     def panels(self) -> tuple[str, list[str]]:
         """What all panels of the draft show, and a line for each; no line before `unfold`."""
@@ -249,11 +281,12 @@ class Studio:
             return
         sentence, name = self.draft.words, self.draft.character
         if name:
-            described = self.folder.character(name, least=0).text
+            described = self.folder.character(name).text
             # A LoRA learned the name too; the practice model knows no names.
             if self.names.model != TINY:
                 described = f"{name}, {described}"
-            sentence = sentence.replace(name.replace("_", " "), described)
+            # As typed on a Mac or elsewhere.
+            sentence = normalize("NFC", sentence).replace(normalize("NFC", name.replace("_", " ")), described)
         written = write_panels(sentence)
         panels = [text.removeprefix(f"{written.theme}, ") for text in written.panels]
         self.keep(words="\n".join([written.theme, *panels]))
@@ -290,7 +323,7 @@ class Studio:
 
     def sheet_sources(self, character: str) -> tuple[Path, ...]:
         """Return the pictures of a character from which its sheet is drawn."""
-        return self.folder.character(character).images[: self.spec(edits=True).policy.max_sources]
+        return self.folder.character(character, least=1).images[: self.spec(edits=True).policy.max_sources]
 
     def known(self, recipe: Recipe) -> str:
         """Return the character of a recipe; empty if it is not here."""
@@ -313,14 +346,14 @@ class Studio:
         else:
             self.keep(words="\n".join([recipe.theme or recipe.prompt, *recipe.panels]))
         adapters = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
-        then_and_now = {
-            "model": (recipe.model, self.names.model),
-            "LoRA": (recipe.adapter, adapter_names(adapters)),
-            "character": (recipe.character, character),
-            "layout": (recipe.grid, layout_for(len(recipe.panels) or 1)),
-            "pictures": (" and ".join(recipe.sources), " and ".join([path.name for path in sources])),
-        }
-        differing = [f"{name} {then or 'none'}" for name, (then, now) in then_and_now.items() if then != now]
+        then_and_now = [
+            ("model", recipe.model, self.names.model),
+            ("LoRA", recipe.adapter, adapter_names(adapters)),
+            ("character", recipe.character, character),
+            ("layout", recipe.grid, layout_for(len(recipe.panels) or 1)),
+            ("pictures", " and ".join(recipe.sources), " and ".join([path.name for path in sources])),
+        ]
+        differing = [f"{name} {then or 'none'}" for name, then, now in then_and_now if then != now]
         if differing:
             raise ValueError(f"this was drawn with {', '.join(differing)}, and would be another now")
 
@@ -335,7 +368,9 @@ class Studio:
     def sheet(self) -> None:
         """Draw more pictures of the draft's character: its own, changed by each line of the sheet."""
         name = self.draft.character
-        drawings = self._candidates(self.edits(self.draft.sheet, self.sheet_sources(name)), seed=self.draft.seed)
+        prompts = self.edits(self.draft.sheet, self.sheet_sources(name))
+        self.keep(tab="Pages")  # where it opens
+        drawings = self._candidates(prompts, seed=self.draft.seed)
         self._open([(image, recipe.updated(characters=[name])) for image, recipe in drawings])
         self.draft.seed = None
 
@@ -345,41 +380,56 @@ class Studio:
             source = Path(scratch) / "panel.png"
             write_atomic(source, png_bytes(drawing.panels[panel]))
             edited = self._candidates(self.edits(words, [source]))
-        pages = []
-        for image, edit in edited:
-            # Of the change alone: the page has not been judged with it.
-            judged = {"score": edit.score, "judge": edit.judge, "tied": edit.tied, "matrix": ()}
-            note = edit.note
-            if drawing.recipe.grid.count > 1:
-                note = f"panel {panel + 1}: {note}"
-            recipe = drawing.recipe.updated(note=note, checked=[], odd=None, **judged)
-            pages.append((drawing.with_panel(panel, image), recipe))
-        self._open([*pages, drawing.before])
+        # Pages have a practice judge of their own.
+        models = self._models(self.draft.character)
+        self._open_with(models, drawing, panel, [(image, edit.standing) for image, edit in edited], ranked=False)
 
     def redraw(self, drawing: Drawing, panel: int) -> None:
         """Draw one panel again some times, and rank these pages with the page before, so that none is worse."""
-        from pacorl.generate.sets import best_first, judge_sets
+        models = self._models(self.known(drawing.recipe))
+        draw = self._redrawing(models[0], drawing.recipe, drawing.panels[panel], seed=new_seed())
+        self.enter(f"Drawing panel {panel + 1} again")
+        drawn = [(draw(panel, number)[0], "drawn again") for number in range(DRAWINGS)]
+        self._open_with(models, drawing, panel, drawn, ranked=True)
+
+    def _open_with(
+        self, models: Models, drawing: Drawing, panel: int, drawn: Sequence[tuple[Image, str]], *, ranked: bool
+    ) -> None:
+        """Open a page with each of some new images of a panel, and the page before, best first if `ranked`."""
+        from pacorl.generate.sets import best_first
 
         recipe = drawing.recipe
-        generator, reward = self._models(self.known(recipe))
-        draw = self._redrawing(generator, recipe, drawing.panels[panel], seed=new_seed())
-        changed = recipe.updated(checked=[], odd=None, note=f"panel {panel + 1} drawn again")
-        self.enter(f"Drawing panel {panel + 1} again")
-        pages = [drawing.before]
-        for number in range(DRAWINGS):
-            pages.append((drawing.with_panel(panel, draw(panel, number)[0]), changed))
-        self.enter("Comparing")
+        where = f"panel {panel + 1}: " if recipe.grid.count > 1 else ""
+        images, recipes = [], []
+        for image, note in drawn:
+            images.append(drawing.with_panel(panel, image))
+            recipes.append(recipe.updated(note=where + note, checked=[], odd=None, score=None, tied=1))
+        images.append(open_image(drawing.path))
+        recipes.append(recipe.updated(note="as before"))
         # Whole pages are judged: a panel is consistent only with its neighbours.
-        prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
-        with generator.judging():
-            judged = judge_sets(reward.judge, [prompt] * len(pages), [image for image, _ in pages])
-        ranked = []
-        for group in best_first(judged):
+        judged = self._judged(models, recipe, images)
+        pages = []
+        for group in best_first(judged) if ranked else [range(len(images))]:
             for index in group:
-                image, recipe = pages[index]
-                scores = {"score": judged[index].score, "matrix": judged[index].matrix, "tied": len(group)}
-                ranked.append((image, recipe.updated(**scores)))
-        self._open(ranked)
+                if judged:
+                    tied = len(group) if ranked else 1
+                    recipes[index] = recipes[index].updated(**scores_in(judged[index]), tied=tied)
+                pages.append((images[index], recipes[index]))
+        self._open(pages)
+
+    def _judged(self, models: Models, recipe: Recipe, images: Sequence[Image]) -> list[Judged]:
+        """Judge pages of one recipe; nothing without words, or of a single panel."""
+        from pacorl.generate.sets import judge_sets
+
+        if not recipe.prompt or recipe.grid.count == 1:
+            return []
+        self.enter("Comparing")
+        prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
+        if self.known(recipe):
+            prompt = replace(prompt, characters=(self.folder.character(recipe.character),))
+        generator, reward = models
+        with generator.judging():
+            return judge_sets(reward.judge, [prompt] * len(images), images)
 
     def _candidates(self, prompts: Sequence[Prompt], *, seed: int | None = None) -> list[tuple[Image, Recipe]]:
         """Draw candidates of each prompt, best first; a seed of None is a new one."""
@@ -394,12 +444,10 @@ class Studio:
         options: dict[str, Any] = {"best_of": DRAWINGS, "judge": reward, "keep_all": True, "on_step": self.go_on}
         drawings = []
         for each in generate_sets(generator, prompts, seed=seed, **options):
-            recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge)).updated(tied=each.tied)
-            if each.judged:
-                recipe = recipe.updated(matrix=each.judged.matrix)
-            if recipe.sources:
-                recipe = recipe.updated(note=recipe.prompt.rstrip("."))
-            drawings.append((each.image, recipe))
+            recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge))
+            note = recipe.prompt.rstrip(".") if recipe.sources else ""
+            assert each.judged, "several candidates"
+            drawings.append((each.image, recipe.updated(note=note, tied=each.tied, **scores_in(each.judged))))
         return drawings
 
     def _open(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
@@ -418,8 +466,8 @@ class Studio:
         """Check whether the panels of a page belong together, and redraw the odd panels.
 
         The verdict is in the drawing's recipe. A repaired page is a new one. Panels of another program are described
-        by the draft, if it has as many; without words they are checked alone. A page without a character is repaired by
-        what the draft's character was taught.
+        by the draft, if it has as many; without words they are checked alone. A page without a character is repaired as
+        one of the draft's.
         """
         from pacorl.gate.check import check_set
         from pacorl.gate.scores import questions_about
@@ -434,10 +482,9 @@ class Studio:
         theme, lines = self.panels
         if not recipe.panels and len(lines) == recipe.grid.count:
             recipe = recipe.updated(theme=theme, panels=lines)
-        character = self.draft.character
-        if not recipe.character and self.adapters(character) != self.adapters(""):
-            recipe = recipe.updated(characters=[character])
-        generator, reward = self._models(self.known(recipe))
+        if not recipe.character and self.draft.character:
+            recipe = recipe.updated(characters=[self.draft.character])
+        models = generator, reward = self._models(self.known(recipe))
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
         questions = questions_about(shared_text(recipe.prompt))
 
@@ -450,23 +497,27 @@ class Studio:
         # Without a text no panel can be drawn again, and an editor draws none from a text alone.
         tries = TRIES if recipe.panels and self.spec().sets else 0
         repair = repair_set(panels, gate=gate, redraw=redraw, tries=tries)
+        original = open_image(drawing.path)
+        page = page_of(repair.images, recipe.grid, panels[0].size)
+        # The question of the ranking, so that all numbers can be compared.
+        judged = self._judged(models, drawing.recipe, [original, page])
         # The verdict stays with the page that was checked, also if nothing was repaired.
-        before = drawing.rewrite(**self._verdict(repair.before))
+        before = drawing.rewrite(**self._verdict(repair.before, judged[:1]))
         if repair.tries:
             verdicts = [f"Panel {each.panel + 1}: {each.verdict}" for each in repair.tries]
-            drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tries": verdicts}
-            repaired = before.recipe.updated(note="repaired", **drawn_by, **self._verdict(repair.after))
-            pages = [(page_of(repair.images, recipe.grid, panels[0].size), repaired), before.before]
+            drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tries": verdicts, "tied": 1}
+            repaired = before.recipe.updated(note="repaired", **drawn_by, **self._verdict(repair.after, judged[1:]))
+            pages = [(page, repaired), (original, before.recipe.updated(note="as before"))]
             for each, verdict in zip(repair.tries, verdicts, strict=True):
                 pages.append((each.image, Recipe(note=verdict)))
             self._open(pages)
 
-    def _verdict(self, check: Check) -> dict[str, Any]:
-        """Return the fields that a check adds to a recipe."""
+    def _verdict(self, check: Check, judged: Sequence[Judged]) -> dict[str, Any]:
+        """Return the fields that a check adds to a recipe; its own scores, unless the page is judged."""
         from pacorl.gate.check import verdict_lines
 
         lines = verdict_lines(check, judge=shown_name(self.names.judge, "judge"))
-        scores = {"score": check.scores.mean, "matrix": check.scores.matrix, "tied": 1}
+        scores = scores_in(judged[0]) if judged else {"score": check.scores.mean, "matrix": check.scores.matrix}
         return {"checked": lines, "odd": check.odd_one_out, **scores}
 
     def _redrawing(self, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
@@ -501,14 +552,22 @@ class Studio:
             training = Training(self.loras(character) / timestamp())
         command = ["-m", "pacorl", "train-character", str(self.folder.character_folder(character))]
         command += [f"out={training.run}", *training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
-        shown = len(training.samples)
+        began, first, seen = time.monotonic(), max(training.step, 0), -1
+        words = f"Learning {character.replace('_', ' ')}"
+        progress = ""
 
         def phase() -> str:
-            nonlocal shown
-            if len(training.samples) != shown:
-                shown = len(training.samples)
-                self.version += 1
-            return f"Learning {character.replace('_', ' ')}, step {training.step}"
+            nonlocal seen, progress
+            step = training.step
+            if step != seen:
+                seen = step
+                self.version += 1  # it has new pictures
+                most = read_yaml(training.run / "config.yaml")["steps"]
+                progress = f", step {step} of at most {most}"
+                if step > first:
+                    left = (most - step) * (time.monotonic() - began) / (step - first) / 60
+                    progress += f", about {left:.0f} minutes left"
+            return words + progress
 
         self._run_child(command, phase, **{NO_USER_FILES: "1"})
 
@@ -518,6 +577,11 @@ class Studio:
 
 def lines_of(lines: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
+
+
+def scores_in(judged: Judged) -> dict[str, Any]:
+    """Return the fields that a judgement adds to a recipe."""
+    return {"score": judged.score, "matrix": judged.matrix, "likeness": dict(judged.parts).get("reference")}
 
 
 def new_seed() -> int:
