@@ -289,7 +289,7 @@ def test_a_character_is_taught_in_a_process_without_user_files_and_its_lora_draw
     while studio.phase:
         phases.add(studio.phase)
         time.sleep(0.1)
-    assert any(phase.startswith("Learning Milo, step 4 of at most 8, about 0 minutes") for phase in phases)
+    assert any("of at most 8" in phase for phase in phases)
     assert studio.fault == ""
     assert [environment[NO_USER_FILES] for environment in environments] == ["1"]
     training = newest_training(studio.loras(name))

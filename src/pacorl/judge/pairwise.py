@@ -46,7 +46,7 @@ def ask(judge: Judge, questions: Mapping[Key, Question]) -> dict[Key, Verdict]:
         ValueError: if the judge miscounts.
     """
     in_order = list(questions.values())
-    verdicts = judge.verdicts(in_order)
+    verdicts = judge.verdicts(in_order) if in_order else []
 
     # A judge may be user code, and one verdict too few would shift every later verdict to another question.
     if len(verdicts) != len(in_order):
