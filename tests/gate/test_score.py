@@ -8,7 +8,7 @@ from PIL import Image
 
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.panels import open_panels
-from pacorl.gate.scores import questions_about, score_set, table
+from pacorl.gate.scores import UNCALIBRATED, questions_about, score_set, table
 from pacorl.io.images import ImageError
 from pacorl.types import Question, Verdict
 
@@ -49,6 +49,9 @@ def test_a_set_is_scored_in_one_call_pair_by_pair() -> None:
     assert len(judge.calls[0]) == len(scores.pairs) == 6
     assert scores.matrix[0][1] == scores.matrix[1][0] == pytest.approx(p(0, 1))
     assert [scores.matrix[i][i] for i in range(4)] == [None] * 4
+    header, first, *_, note = table(scores).splitlines()
+    assert (header.split(), first.split()[1:3], note) == ([*"1234"], ["·", f"{p(0, 1):.4f}"], UNCALIBRATED)
+    assert not any(pair.reasons for pair in scores.pairs), "words cost a whole answer each"
     assert scores.mean == pytest.approx(sum(p(a, b) for a, b in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]) / 6)
 
 
