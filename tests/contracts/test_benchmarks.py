@@ -26,7 +26,7 @@ def test_a_right_judge_has_the_better_figures(name: str, example: Callable[[Path
     right = _figures(spec, items, options, folder, ColourJudge())
     wrong = _figures(spec, items, options, folder, ColourJudge(contrary=True))
     compared = [column for column in right if math.isfinite(right[column]) and math.isfinite(wrong[column])]
-    assert compared, "no figure of the example is a number"
+    assert right.keys() - compared == ({"Aesthetics", "Average"} if name == "t2is" else set()), "all are numbers"
 
     # No figure may be worse with the correct judge, and one has to be better.
     worse = [column for column in compared if right[column] < wrong[column]]
