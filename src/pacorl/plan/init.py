@@ -151,8 +151,8 @@ def write_config(
         cards = ",".join(map(str, range(job.is_served, job.cards)))
         torchrun = f"torchrun --standalone --nproc_per_node {plan.processes} -m pacorl.cli {train}"
         steps.append(f"train: CUDA_VISIBLE_DEVICES={cards} {torchrun}")
-    measure = f"measure: pacorl report runs/{path.stem}    # held-out prompts before and after, with intervals"
-    return plan, [*steps, measure]
+    steps.append(f"measure: pacorl report runs/{path.stem}    # held-out prompts before and after, with intervals")
+    return plan, steps
 
 
 def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:

@@ -82,8 +82,7 @@ class Plan:
     def shortage(self) -> str:
         """What the run does not fit, with the fix; empty if it fits, and without a card."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
-            ways = self.facts.get(SMALLER, "--memory low or lowest, or a smaller --size")
-            return f"does not fit {self.device}: try {ways}"
+            return f"does not fit {self.device}: try {self.facts.get(SMALLER, '')}"
         if self.device_bytes and self.main_bytes and self.memory.held > self.main_bytes:
             way = "start fewer processes" if self.processes > 1 else "take memory: normal, or a smaller model"
             return f"does not fit {size_text(self.main_bytes)} of main memory: {way}"
@@ -107,9 +106,7 @@ class Plan:
     @property
     def exit_code(self) -> int:
         """Exit code of the dry run."""
-        if self.absences or self.shortage:
-            return NOT_READY
-        return 0
+        return NOT_READY if self.absences or self.shortage else 0
 
     def to_json(self) -> str:
         """Return the whole plan; sizes in bytes."""
@@ -129,9 +126,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     if plan.download_bytes:
         yield f"to download: {plan.download_bytes / 10**9:.0f} GB"
 
-    memory = plan.memory
-    phases = ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in memory.phases.items())
-    yield f"card: {size_text(plan.peak_bytes, plan.device_bytes)}, and about 1 GiB for CUDA; {plan.device}\n  {phases}"
+    phases = ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in plan.memory.phases.items())
+    yield f"card: {size_text(plan.peak_bytes, plan.device_bytes)}, and about 1 GiB for CUDA\n  {phases}"
     for name, fact in plan.facts.items():
         text = fact
         if isinstance(fact, Mapping):
@@ -367,4 +363,7 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         scorers=[judge_scorer(settings, of_judge.configs)] if settings and of_judge.configs else [],
         in_turns=options.memory != "normal",
     )
-    return Plan(measure(job), [*generator.absences, *of_judge.absences])
+    ways = {"normal": "--memory low or lowest, or ", "low": "--memory lowest, or "}.get(options.memory, "")
+    return Plan(
+        measure(job), [*generator.absences, *of_judge.absences], {SMALLER: f"{ways}a smaller --size or --model"}
+    )

@@ -93,13 +93,12 @@ def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> Che
     if settings is None:
         return Checkpoint({})
     if settings.remote:
-        absences = []
         try:
             if ask:
                 close_judge(open_judge(settings, device="cpu", startup=0))
         except (ValueError, OSError, RuntimeError) as fault:
-            absences.append(MissingFile(key, settings.checkpoint, str(fault)))
-        return Checkpoint({}, absences)
+            return Checkpoint({}, [MissingFile(key, settings.checkpoint, str(fault))])
+        return Checkpoint({})
 
     # A LoRA names its base, whose configs have the shapes. If they are absent, use the published base that the name
     # contains, or else the first.
