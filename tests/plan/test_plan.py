@@ -164,6 +164,7 @@ def test_a_dry_run_lists_what_is_absent_and_says_by_its_exit_code_what_it_is(tmp
     assert absent(gone, JPEG) == {}, "which asks none"
 
 
+@pytest.mark.slow
 def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the weights."""
     monkeypatch.chdir(tmp_path)
