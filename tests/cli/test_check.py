@@ -23,6 +23,7 @@ from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.panels import open_panels
 from pacorl.io.files import PAGE_MARK
 from pacorl.io.images import png_bytes
+from pacorl.judge import identity_at
 from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.tiny.world import draw, with_another
 from pacorl.types import Grid
@@ -71,6 +72,7 @@ def test_a_calibration_is_written_from_pairs_and_replaces_no_file(tmp_path: Path
     assert result.exit_code == 0, result.output
     assert re.search(r"ECE of \d+ pairs held out: [\d.]+ before, [\d.]+ after", result.stdout)
     before = read_calibration(out)
+    assert before.identity == identity_at("tiny", "tiny") != ""
     assert "is there already" in str(run("calibrate", "tiny", "tiny:dev:60", "--out", out).exception)
     assert read_calibration(out) == before is not None
 

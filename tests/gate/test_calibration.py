@@ -59,8 +59,10 @@ def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> 
     with PacoReward.from_pretrained("tiny", calibration=path) as reward:
         assert reward.judge.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
         assert reward.score_set(TWO).calibrated
-    with pytest.raises(ValueError, match="of the judge tiny, and the judge is other"):
-        PacoReward.from_pretrained("other", calibration=path)
+    # Retrained in place: one name, and other weights.
+    Calibration("tiny", curve, identity="sha256 0").save(path)
+    with pytest.raises(ValueError, match="sha256 0"):
+        PacoReward.from_pretrained("tiny", calibration=path)
     with PacoReward.from_pretrained("tiny") as reward:
         assert not reward.score_set(TWO).calibrated
 

@@ -324,7 +324,7 @@ def calibrate(
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.io.files import check_new, check_writable
     from pacorl.io.images import check_readable
-    from pacorl.judge import check_judge
+    from pacorl.judge import check_judge, identity_at
     from pacorl.judge.calibration import Calibration
     from pacorl.records.comparisons import comparisons_from
     from pacorl.runtime.cores import use_cores
@@ -352,6 +352,6 @@ def calibrate(
     if held_out:
         lines.append(error_line("held out", held_out, curve))
     # Saved before the output, which may fail on a closed pipe.
-    Calibration(name, curve).save(out)
+    Calibration(name, curve, identity=identity_at(judge, name)).save(out)
     following = f"pacorl check FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
     echo("\n".join([*lines, f"calibration: {out}", pasteable(f"next: {following}")]))

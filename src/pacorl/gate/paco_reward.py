@@ -12,9 +12,8 @@ from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
 from pacorl.io.terminal import Progress, silent
-from pacorl.judge import judge_from
+from pacorl.judge import identity_at, judge_from
 from pacorl.judge.calibration import read_calibration
-from pacorl.judge.judge import is_address
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
@@ -66,11 +65,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             UsageError: The calibration is of another judge.
         """
         curve = read_calibration(calibration)
-        if curve and not is_address(str(source)):  # before the weights are loaded
-            curve.check_judge(str(source))
         judge, name = judge_from(str(source), variants=variants, calibration=curve, memory=memory)
         if curve:
-            curve.check_judge(name)
+            curve.check_judge(name, identity_at(str(source), name))
         return cls(judge, name=name)
 
     @property

@@ -86,6 +86,12 @@ def identity_of(settings: JudgeSettings) -> str:
     return f"sha256 {text_digest(' '.join(digests))[:16]}"
 
 
+def identity_at(source: str, name: str) -> str:
+    """Identify the judge of a source that goes by this name: `identity_of`, or the model that its server has."""
+    settings = settings_of(source, memory="normal")
+    return f"model {name}" if settings.remote else identity_of(settings)
+
+
 def settings_of(source: str, *, memory: str) -> JudgeSettings:
     """Return the settings of a command's judge, whose server's key is in the environment."""
     settings = JudgeSettings(checkpoint=source).in_memory(memory)

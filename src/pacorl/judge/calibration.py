@@ -1,6 +1,7 @@
 """Calibration file of a judge, written by `pacorl calibrate`: a curve of P(Yes), and thresholds per set size.
 
-{"judge": "tiny", "curve": {"temperature": 1.9, "bias": 0.4}, "thresholds": {"panels": {"4": 0.31}}}
+{"judge": "tiny", "identity": "sha256 …", "curve": {"temperature": 1.9, "bias": 0.4},
+    "thresholds": {"panels": {"4": 0.31}}}
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ class Calibration:
     curve: Curve
     thresholds: Mapping[Mode, Mapping[PositiveInt, Annotated[float, Field(ge=0, le=1)]]] = field(default_factory=dict)
     """Mode → number of panels → least score of a panel."""
+    identity: str = ""
+    """A digest of the judge's weights, or its name on a server (`judge.identity_at`); without one, names count."""
 
-    def check_judge(self, name: str) -> None:
+    def check_judge(self, name: str, identity: str) -> None:
         """Raise UsageError for another judge than the calibrated one: its curve and thresholds would mean nothing."""
-        if Path(name).resolve() != Path(self.judge).resolve():
+        is_same = identity == self.identity if self.identity else name == self.judge
+        if not is_same:
             raise UsageError(
-                f"the calibration is of the judge {self.judge}, and the judge is {name}: make one by `pacorl calibrate "
-                f'{name} PAIRS`, or, if both names are of one judge, write "judge": "{name}" into the file'
+                f"the calibration is of the judge {self.judge} ({self.identity or 'weights unknown'}), and {name} is "
+                f"another ({identity}): make one by `pacorl calibrate {name} PAIRS`, or, if a server has the "
+                f'calibrated judge, write "identity": "{identity}" into the file'
             )
 
     def calibrated(self, verdicts: Sequence[Verdict]) -> list[Verdict]:

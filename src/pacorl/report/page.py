@@ -62,7 +62,7 @@ def write_report(run: Path) -> Path:
         "leaks": read.leaks,
         "monitored": is_monitored(read),
         "results": rows_of(read),
-        "note": interval_note("groups of pairs" if "held_out_pairs" in read.summary else "prompts and seeds of noise"),
+        "note": interval_note("" if "held_out_pairs" in read.summary else "prompts and seeds of noise"),
         "charts": [(chart, line_chart_svg(chart)) for chart in charts(read)],
         "config": read.config,
         "provenance": provenance(read.summary),
