@@ -79,6 +79,12 @@ def test_what_is_removed_comes_back_as_it_was(folder):
         folder.undo()
     assert folder.character(name).text == "green"
     assert len(list((folder.path / "trash").rglob("card.yaml"))) == 1
+    lora = folder.path / "loras/tiny/king"
+    lora.mkdir(parents=True)
+    folder.remove_character("king")
+    assert not lora.exists()
+    folder.undo()
+    assert (lora.exists(), folder.character(name).text) == (True, "green")
 
 
 def test_a_character_is_a_folder_that_the_commands_read(folder):

@@ -289,10 +289,19 @@ class Folder:
         self.removal = f"Removed {what}."
         self._removed.append((self.removal, moved))
 
+    def remove_character(self, name: str) -> None:
+        """Remove a character and its LoRAs: another one of this name must not be drawn with them."""
+        loras = [path for path in (self.path / "loras").glob("*/*") if path.name == name]
+        self.remove(name.replace("_", " "), self.character_folder(name), *loras)
+
     def undo(self) -> None:
-        """Restore the last removal. Raises OSError if a new folder has its place."""
+        """Restore the last removal. Raises FileExistsError if something new has its place, and can be tried again."""
         if self._removed:
-            moved = self._removed.pop()[1]
+            moved = self._removed[-1][1]
+            for path, _ in moved:
+                if path.exists():
+                    raise FileExistsError(f"there is a new {path.name}; remove it before you undo the removal")
+            self._removed.pop()
             self.removal = self._removed[-1][0] if self._removed else ""
             for path, trashed in moved:
                 trashed.rename(path)

@@ -321,8 +321,8 @@ class StudioPage:
             self.words(CHANGES, "sheet", self.studio.submit, self.studio.sheet)
             self.button("Draw a sheet", self.studio.submit, self.studio.sheet)
         self.teaching(name)
-        folder = self.folder.character_folder(name)
-        self.button(f"Remove {plain(name)}", self.folder.remove, plain(name), folder, look="flat")
+        # A job: its teaching must not run meanwhile.
+        self.button(f"Remove {plain(name)}", self.studio.submit, self.folder.remove_character, name, look="flat")
 
     def add_pictures(self, files: Files) -> None:
         for image in [opened(*file) for file in files]:
