@@ -69,7 +69,11 @@ def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None
     """
     assert isinstance(spec, ObjectiveSpec), f"{spec!r} is none; give ObjectiveSpec(OPTIONS, FUNCTION, needs='path')"
     start = _noise(3).requires_grad_()
-    loss, _ = spec.loss(_batch(spec, start), options or spec.options.model_validate({}))
+    result = spec.loss(_batch(spec, start), options or spec.options.model_validate({}))
+    assert isinstance(result, tuple), (
+        f"it returns a {type(result).__name__}; return the loss and its metrics: `loss, {{}}`"
+    )
+    loss, _ = result
     assert loss.shape == (), f"the loss has the shape {tuple(loss.shape)}, not ()"
     (gradient,) = torch.autograd.grad(loss, start)
     assert loss.isfinite(), "the loss is not finite"

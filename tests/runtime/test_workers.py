@@ -30,3 +30,21 @@ def test_a_call_that_never_returns_does_not_keep_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "end\n")
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_its_code_while_an_abandoned_call_computes() -> None:
+    script = """
+import torch
+from pacorl.runtime import workers
+
+def compute():
+    while True:
+        torch.randn(1000, 1000) @ torch.randn(1000, 1000)
+
+pool = workers.Workers(1, name="test")
+pool.submit(compute)
+pool.close()
+workers.end_process(75)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 75

@@ -15,6 +15,7 @@ from pacorl import __version__
 from pacorl.cli import benchmark, dataset, files, gate, generate, serve, train
 from pacorl.cli.shared import Commands, echo, echo_errors, fault_line, print_json
 from pacorl.io.terminal import PrintableFormatter, printable
+from pacorl.runtime.workers import end_process
 
 INTERRUPTED = 130
 """Exit code of a Ctrl-C, as a shell has it."""
@@ -75,7 +76,7 @@ def main() -> None:
         return
     # Without the warning's line of code.
     warnings.formatwarning = lambda message, *_, **__: f"pacorl: {printable(str(message))}\n"
-    sys.exit(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
+    end_process(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
 
 
 def exit_code(command: Callable[[], object]) -> int:

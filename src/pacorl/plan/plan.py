@@ -315,10 +315,12 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
         text = " | ".join([first.theme or first.text, *first.panels])
         counts.append(f"{len(others) + 1} {kind}, the first {first.place} {text[:80]!r}")
     # A set whose number was not understood would train as one image, if its reward takes single images too.
-    alone = [p.place for p in kinds.get("as one image", ()) if len(kinds) > 1 or LIKE_A_SET.search(p.text)]
+    alone = [p for p in kinds.get("as one image", ()) if len(kinds) > 1 or LIKE_A_SET.search(p.text)]
     if alone:
+        alone.sort(key=lambda prompt: not LIKE_A_SET.search(prompt.text))
+        named = ", ".join([prompt.place for prompt in alone[:8]]) + f" and {len(alone) - 8} more" * (len(alone) > 8)
         counts.append(
-            f"if a set is meant ({', '.join(alone[:8])}), begin with its number of pictures in English (four "
+            f"if a set is meant ({named}), begin with its number of pictures in English (four "
             "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
         )
     return "; ".join(counts)

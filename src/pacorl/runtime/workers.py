@@ -6,20 +6,29 @@ The threads of `ThreadPoolExecutor` keep the process from ending until each of t
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, Thread, current_thread
-from typing import Any, TypeVar
+from threading import enumerate as enumerate_threads
+from typing import Any, NoReturn, TypeVar
 
 from pacorl.runtime.stopping import Interrupted
 
 LOOK_SECONDS = 0.1
 """Polling interval while waiting for a call."""
 
+CLOSE_SECONDS = 2.0
+"""Time that running calls have to return when their pool is closed."""
 Outcome = TypeVar("Outcome")
+
+
+class Caller(Thread):
+    """A thread of a pool, which `end_process` finds if it was abandoned."""
 
 
 class CallTimeout(Interrupted):
@@ -54,18 +63,18 @@ class Workers:
         with self._lock:
             self._queue.append((future, act))
             if len(self._threads) < self.count:
-                self._threads.append(Thread(target=self._work, name=self.name, daemon=True))
+                self._threads.append(Caller(target=self._work, name=self.name, daemon=True))
                 self._threads[-1].start()
         return future
 
     def close(self) -> None:
-        """Drop queued calls, and abandon running calls."""
+        """Drop queued calls, and wait a little for running calls, which are abandoned then."""
         with self._lock:
             self._queue.clear()
             threads = [*self._threads]
-        # If a thread is still within torch when the interpreter ends, the process aborts.
+        until = time.monotonic() + CLOSE_SECONDS
         for thread in threads:
-            thread.join(LOOK_SECONDS)
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
         with self.context():
@@ -101,3 +110,12 @@ def outcome_of(
         if time.monotonic() - started > seconds:
             raise CallTimeout(f"{what} has not returned for {seconds:g} s; mend it, or raise reward_timeout")
     return future.result()
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process: at once if abandoned calls still run, since one within torch would abort it (exit code 134)."""
+    if any(isinstance(thread, Caller) for thread in enumerate_threads()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
