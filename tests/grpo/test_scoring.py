@@ -160,11 +160,8 @@ class ToyService(ToyJudge):
 
 
 REWARD = """
-calls = []
-
 def spotty(prompts, images):
-    calls.append(len(images))
-    if len(calls) < 2:
+    if len(images) == 2 and prompts[0] == prompts[1]:
         return [1.0] * len(images)  # the trial before the run
     return {values}
 """

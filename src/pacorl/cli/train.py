@@ -159,21 +159,24 @@ def stop_with_stdin() -> None:
 
 
 def check_run(run: PolicyConfig, *, resume: Resume) -> None:
-    """Check a run's folder, prompts and models before the imports of the training, which take seconds.
+    """Check a run's folder, rewards, prompts and models before the imports of the training, which take seconds.
 
     Raises:
-        ValueError: if a checkpoint or adapter is missing or does not fit, or the folder contains a run.
+        ValueError: if a checkpoint or adapter is missing or does not fit, a reward has a fault, or the folder contains
+            a run.
         OSError: if the folder cannot be written.
     """
     from pacorl.grpo.start import named_start
     from pacorl.io.files import check_writable
     from pacorl.judge import check_judge
     from pacorl.records.prompts import load_prompts
-    from pacorl.rewards import asks_judge
+    from pacorl.rewards import asks_judge, check_rewards
     from pacorl.types import Size
 
     check_writable(run.out, folder=True)
     named_start(run.out, resume)
+    check_rewards(run.rewards)
+    check_rewards(run.evaluation.rewards, key="evaluation.rewards")
 
     # Generator, prompts and judge.
     run.generator.check_trainable(run.model.checkpoint)
