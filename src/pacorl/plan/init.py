@@ -221,7 +221,9 @@ def _text(job: Job, memory: str) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     count = len(job.train)
     trainers = job.cards - job.is_served
-    most = MOST_PROMPTS // (1 + (trainers > 1))
+    most = MOST_PROMPTS
+    if trainers > 1:
+        most //= 2
     prompts = trainers * min(most, math.ceil(count / trainers))
     epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts)))
     batch, batch_of_large = (4, 1) if memory == "normal" else (8, 4)

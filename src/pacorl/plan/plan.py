@@ -41,6 +41,8 @@ CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `auto` and `pacorl init` leave free on a card."""
+MOST_NAMED = 8
+"""Sentences that are named where a set may be meant."""
 SMALLER = "for_less_memory"
 """Fact: settings that lower a run's peak, without those that it has."""
 
@@ -318,7 +320,9 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
     alone = [p for p in kinds.get("as one image", ()) if len(kinds) > 1 or LIKE_A_SET.search(p.text)]
     if alone:
         alone.sort(key=lambda prompt: not LIKE_A_SET.search(prompt.text))
-        named = ", ".join([prompt.place for prompt in alone[:8]]) + f" and {len(alone) - 8} more" * (len(alone) > 8)
+        named = ", ".join([prompt.place for prompt in alone[:MOST_NAMED]])
+        if len(alone) > MOST_NAMED:
+            named += f" and {len(alone) - MOST_NAMED} more"
         counts.append(
             f"if a set is meant ({named}), begin with its number of pictures in English (four "
             "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"

@@ -26,7 +26,7 @@ from pacorl.report.curves import charts, line_chart_svg
 from pacorl.report.figures import ShownImage, pair_matrix_svg, show
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.results import alarms, interval_note, is_monitored, pair_up, provenance, rows_of
+from pacorl.report.results import JUDGE_NOTE, alarms, interval_note, is_monitored, pair_up, provenance, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def write_report(run: Path) -> Path:
         "leaks": read.leaks,
         "monitored": is_monitored(read),
         "results": rows_of(read),
-        "note": interval_note("" if "held_out_pairs" in read.summary else "prompts and seeds of noise"),
+        "note": JUDGE_NOTE if "held_out_pairs" in read.summary else interval_note("prompts and seeds of noise"),
         "charts": [(chart, line_chart_svg(chart)) for chart in charts(read)],
         "config": read.config,
         "provenance": provenance(read.summary),

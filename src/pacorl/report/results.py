@@ -20,6 +20,11 @@ Change = tuple[Interval, Interval, Interval]
 
 BOOTSTRAP_FROM = 20
 """Groups from which intervals are bootstrapped; with fewer, a bootstrap is too narrow, and Student's t is used."""
+JUDGE_NOTE = (
+    "Small figures are 95 % intervals of a difference, bootstrapped over the n groups of held-out pairs; over a few "
+    "groups they are too narrow. A difference is set in bold if its interval leaves out zero."
+)
+"""Explains the intervals of a judge's table, which its training writes (`judge_training.held_out`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +88,8 @@ def _interval(values: Sequence[float]) -> Interval:
     return bootstrap(range(len(values)), lambda rows: array[rows].mean(keepdims=True), draws=1000)[0]
 
 
-def interval_note(unit: str = "") -> str:
-    """Explain the intervals of a table whose groups are `unit`; without one, of a judge's table."""
-    if not unit:
-        return (
-            "Small figures are 95 % intervals of a difference, bootstrapped over the n groups of held-out pairs; "
-            "over a few groups they are too narrow. A difference is set in bold if its interval leaves out zero."
-        )
+def interval_note(unit: str) -> str:
+    """Explain the intervals of a table whose groups are `unit`."""
     return (
         f"Small figures are 95 % intervals over the n {unit} of a difference: Student’s t below {BOOTSTRAP_FROM}, "
         "bootstrapped above; there is none below 3, or where all differ alike. A difference is set in bold if its "

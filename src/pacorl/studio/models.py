@@ -55,7 +55,9 @@ def fit_of(model: str) -> tuple[str, str]:
         plan = plan_generation(spec.options_for(model, dtype="bfloat16", memory=memory), judge=judge_of(model))
         card = plan.peak_bytes if plan.device_bytes else 0
         main = plan.memory.held + plan.peak_bytes - card  # without a card the models are in main memory
-        needs = f"{card / 2**30:.0f} GB of a card and " * bool(card) + f"{main / 2**30:.0f} GB of main memory"
+        needs = f"{main / 2**30:.0f} GB of main memory"
+        if card:
+            needs = f"{card / 2**30:.0f} GB of a card and {needs}"
         if not plan.shortage and main <= (plan.main_bytes or main):
             return memory, f"runs here{PACE[memory]}: takes {needs}"
     return "", f"does not fit this machine: takes {needs}"
