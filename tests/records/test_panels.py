@@ -39,6 +39,9 @@ def test_every_example_becomes_a_set_of_its_number(kind):
         ("Three chalkboards of one café: brew, specials, treats", ["brew", "specials", "treats"]),
         ("Two Christmas greeting cards of one café: brew, treats", ["brew", "treats"]),
         ("Two walls of one café, featuring: 'Brew' and \"Treats”", ["featuring 'Brew'", "featuring 'Treats'"]),
+        ("A red fox. 1) It runs. 2) It sleeps, and 3) it eats", ["It runs", "It sleeps", "it eats"]),
+        ("Two menus of a café. Show: 1. 'Brew', in ink, 2. 'Treats'", ["'Brew', in ink", "'Treats'"]),
+        ("Two stills from a film about: a robot, a dog", ["a robot", "a dog"]),
     ],
 )  # fmt: skip
 def test_lists_are_read(text, panels):
@@ -53,10 +56,25 @@ def test_a_stage_to_stand_on_is_no_progress():
     assert ["Logic" in write_panels(text).criteria for text in texts] == [False, True, True]
 
 
-def test_a_list_of_subjects_has_no_subject_in_common():
-    draft = write_panels("Four images of a fox, a bear, a wolf and an owl")
-    assert draft.panels == ("a fox", "a bear", "a wolf", "an owl")
-    assert "Identity" not in draft.criteria
+@pytest.mark.parametrize(
+    ("text", "theme", "is_one"),
+    [
+        ("Four images of a fox, a bear, a wolf and an owl", "a fox, a bear, a wolf, an owl", False),
+        ("Two images in watercolor: a fjord, a village", "image in watercolor", False),
+        ("Two watercolor images: a fjord, a village", "watercolor image", False),
+        ("Two posters with the same palette: a fjord, a village", "poster with the same palette", False),
+        ("Two paintings in the style of Monet: a fjord, a village", "painting in the style of Monet", False),
+        ("Two images in watercolor of a fox: asleep, awake", "image in watercolor of a fox", True),
+        ("Two fox stickers: asleep, awake", "fox sticker", True),
+        ("Two images with one fox mascot: a mug, a bag", "image with one fox mascot", True),
+        ("Two stills from a film about a robot: it wakes, it walks", "still from a film about a robot", True),
+        ("Step by step, in two images, how ice melts", "how ice melts", True),
+    ],
+)  # fmt: skip
+def test_a_theme_is_a_phrase_and_has_an_identity_if_it_names_a_subject(text, theme, is_one):
+    draft = write_panels(text)
+    assert draft.theme == theme
+    assert ("Identity" in draft.criteria) == is_one
 
 
 @pytest.mark.parametrize(
@@ -70,28 +88,23 @@ def test_a_list_of_subjects_has_no_subject_in_common():
         ("Images of a fox", 4),
         ("I'd like to have three pictures of a fox, please", 3),
         ("Could you please draw me five sketches of a fox?", 5),
+        # One image, or a text with its panels.
+        ("two cats on a sofa", 0),
+        ("four cats playing cards", 0),
+        ("Five apples, three red and two green", 0),
+        ("Three friends including Ann, Bob and Cid", 0),
+        ("Three friends taking photos", 0),
+        ("A fox in the snow. Make four images.", 0),
+        ("Generate one image of a fox", 0),
+        ("1) A fox at 3. It naps", 0),
+        ("TWO-PANEL Images with a 1x2 grid layout of a fox. [1]-[1]: It runs. [1]-[2]: It sleeps.", 0),
     ],
 )
 def test_numbers_in_words_and_digits(text, count):
-    assert len(set(write_panels(text).panels)) == count
-    assert len(write_panels(text, count=5).panels) == 5
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "two cats on a sofa",
-        "four cats playing cards",
-        "Five apples, three red and two green",
-        "Three friends including Ann, Bob and Cid",
-        "Three friends taking photos",
-        "A fox in the snow. Make four images.",
-        "Generate one image of a fox",
-        "TWO-PANEL Images with a 1x2 grid layout of a fox. [1]-[1]: It runs. [1]-[2]: It sleeps.",
-    ],
-)
-def test_other_texts_ask_for_one_image_or_have_their_panels(text):
-    assert read_request(text) is None
+    assert (read_request(text) is not None) == bool(count)
+    if count:
+        assert len(set(write_panels(text).panels)) == count
+        assert len(write_panels(text, count=5).panels) == 5
 
 
 @pytest.mark.parametrize(

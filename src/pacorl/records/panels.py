@@ -110,8 +110,12 @@ LIKE_A_SET = re.compile(
     r"\b\d\s?[x×]\s?\d\b|\b(?:grid|comic|storyboard|collage|series|sheet|triptych)\b|:[^,;]+[,;]", re.I
 )
 """What a set's sentence may have without its number of images: a layout, a word for a set, a list."""
+NUMBERED = re.compile(r"(?:(?<=\s)and\s+)?(?:^|(?<=\s))\(?(\d{1,2})[.)]\s+(?=\S)")
+"""`1) it runs 2) it sleeps`."""
 OF_THE_SET = re.compile(r"\b(?:coherent|consistent|matching|similar|related|different|distinct|separate)\s*", re.I)
 """Adjectives that describe the set and not a panel."""
+ADVERBIAL = re.compile(r"\s*(?:in(?!\swhich)|from|with|for|on|at|by)\s", re.I)
+"""Content that describes the images before it: `images in watercolor`, `stills from a film`."""
 
 
 def read_request(text: str) -> SetRequest | None:
@@ -127,7 +131,16 @@ def read_request(text: str) -> SetRequest | None:
     request = match and _request_of(text, match)
     if request and len(_items(request.content, request.count or 0, marks=FIRM_MARK)[1]) == request.count:
         return request
-    return None
+    _, items = numbered_items(text)
+    return SetRequest(text, len(items), text) if items else None
+
+
+def numbered_items(text: str) -> tuple[str, list[str]]:
+    """Split a text at its numbers into what precedes the first and the items; none unless they run 1, 2, …"""
+    subject, *parts = NUMBERED.split(text)
+    if len(parts) < 4 or parts[::2] != [str(number) for number in range(1, len(parts) // 2 + 1)]:
+        return text, []
+    return subject, [item.strip(EDGES) for item in parts[1::2]]
 
 
 def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
@@ -141,9 +154,9 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
 
     # Words before the content that describe the panels: the adjectives, and a noun such as "menu".
     unit = match["unit"].lower()
-    content = groups["subject"].rstrip() + text[match.end() :]
+    content = groups["subject"].rstrip(" ,;") + text[match.end() :]
     adjectives = OF_THE_SET.sub("", groups["adjectives"]).strip()
-    if adjectives or not re.fullmatch(VIEW, unit):
+    if adjectives or not re.fullmatch(VIEW, unit) or ADVERBIAL.match(content):
         content = " ".join([adjectives, unit, content.strip()]).strip()
     return SetRequest(text, number, content)
 
@@ -151,7 +164,8 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
 # --- the template ----------------------------------------------------------------------------------------------
 
 BEGINNING = re.compile(
-    r"[^\w:]{0,9}(?:(?:an?\s+)?(?:set|series|sequence|collection|comic|strip|storyboard)\s+(?=of|about))?"
+    r"[^\w:]{0,9}(?:step[- ]by[- ]step\b[,\s]*)?"
+    r"(?:(?:an?\s+)?(?:set|series|sequence|collection|comic|strip|storyboard)\s+(?=of|about))?"
     r"(?:(?:of|depicting|showing|portraying|featuring|presenting|illustrating|about|in which|that show)\s+)?",
     re.I,
 )
@@ -181,7 +195,18 @@ SCENES = ("preparing for it", "in the midst of it", "explaining it to somebody",
 SCENE = re.compile(r"(.*\b(?:scenario|scene|situation|task|moment|event))s", re.I)
 """What becomes scenes: `medical scenarios`."""
 MOMENTS = ("", ", a moment later", ", in other surroundings", ", at another time of day")
-EDGES = " ,;:.?!(—"
+EDGES = " \n,;:.?!(—"
+DANGLING = re.compile(r"(?:\s(?:about|of|with|from|in|for|by|and)|(?<=[.?!])\s+\w+)$", re.I)
+"""Last word of a subject whose object was the list: `a film about`, `in one font. Show`."""
+STYLE_ONLY = re.compile(
+    rf"(?P<adjectives>(?:[\w'’-]+\s){{0,4}}?)(?:{PICTURE})"
+    r"(?:\sin\s(?:(?:style|manner)\sof\b|(?!\b(?:of|with|about|for)\b).)+"
+    r"|\swith\s(?:[\w'’-]+\s){0,3}(?:style|palette|colou?rs?|light|lighting|look|font|technique))?",
+    re.I,
+)
+"""A subject that describes the images alone: `image in watercolor`, `poster with one palette`, `watercolor image`."""
+OWN_SUBJECT = re.compile(r"(?:an?|the(?!\ssame))\s", re.I)
+"""Begins an item that has a subject of its own: `a fjord`; `asleep` is said of the set's."""
 
 
 def write_by_template(request: SetRequest, count: int) -> PanelDraft:
@@ -194,7 +219,7 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
         raise ValueError(
             f"{request.text[:60]!r} lists {len(items)} images, and {count} are asked for; let text and layout agree"
         )
-    theme = subject.strip(EDGES)
+    theme = DANGLING.sub("", subject.strip(EDGES)).strip(EDGES)
     shown = VAGUE.sub("", theme)
 
     # Panels by stage or view if the sentence lists none.
@@ -215,7 +240,8 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
 
     # Criteria for the judge.
     criteria = {"Style": {"Style": "All images share one style, palette and light."}}
-    if shown:
+    style = STYLE_ONLY.fullmatch(theme)
+    if shown and not (style and (not style["adjectives"] or all(map(OWN_SUBJECT.match, items)))):
         criteria["Identity"] = {"Subject": "The same subject appears in all images."}
     if progress:
         criteria["Logic"] = {"Progress": "The later image continues the earlier one."}
@@ -241,6 +267,9 @@ def _items(content: str, count: int, *, marks: re.Pattern[str] | None = None) ->
         marks: marks that open a list; by default LIST_MARK, and a list of `count` items needs none.
     """
     content = BEGINNING.sub("", content, count=1)
+    subject, items = numbered_items(content)
+    if len(items) == count:
+        return subject, items
     quotations = list(QUOTED.finditer(content))
     if len(quotations) < 2:
         return _listed(content, count, marks)

@@ -25,7 +25,7 @@ from pacorl.records.characters import in_turn
 from pacorl.records.compose import check_panel_count, prompt_from
 from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
 from pacorl.records.images import copied_images, images_beside
-from pacorl.records.panels import read_request
+from pacorl.records.panels import numbered_items, read_request
 from pacorl.tiny.words import tiny_prompt
 from pacorl.tiny.world import Split, set_prompts
 from pacorl.types import TINY, Character, Grid, Prompt, Size
@@ -124,7 +124,8 @@ def sentence_prompt(text: str, *, model: str = "") -> Prompt:
     foreign = FOREIGN.search(text)
     if foreign:
         raise ValueError(f"{foreign[0][:40]!r} is a comment or option of another tool, and would be drawn; delete it")
-    text = MARKED.sub("", text)
+    if not numbered_items(text)[1]:
+        text = MARKED.sub("", text)
     # The words of one image are checked by the generator that draws it.
     return prompt_from(model if read_request(text) else "", theme=text)
 
