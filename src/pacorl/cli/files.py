@@ -113,5 +113,11 @@ def config(key: str = Argument("", help="A key such as `sampling.tree`, or the e
     """Show a key's meaning, its values and its default; for a section, of all its keys; without a key the sections."""
     from pacorl.config.reference import RUNS, matching
 
-    sections = [f"{command}: {', '.join(model.model_fields)}" for command, model in RUNS.items()]
-    echo("\n\n".join(matching(key) if key else sections))
+    texts = [f"{command}: {', '.join(model.model_fields)}" for command, model in RUNS.items()]
+    if key:
+        texts = matching(key)
+    if any(text.partition(":")[0].endswith("rewards.args") for text in texts):
+        from pacorl.rewards import arguments
+
+        texts.append("\n".join(["args of each reward, with their defaults:", *arguments()]))
+    echo("\n\n".join(texts))

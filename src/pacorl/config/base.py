@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -133,11 +134,26 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
         ConfigError: The config cannot be run; one line with the first faults.
         ValueError: The file or an override is no YAML.
     """
-    document = read_config(path) if path else {}
+    of_file = read_config(path) if path else {}
+    document = deepcopy(of_file)
     # Names first, since a section's entry decides its other keys.
-    for override in sorted(overrides, key=lambda override: f".{NAME}=" not in override):
+    for override in sorted(overrides, key=lambda override: f".{NAME}=" not in override.replace(" ", "")):
         _apply(document, override)
-    return validated(kind, document, prefix=f"{path}: " if path else "")
+    try:
+        return validated(kind, document)
+    except ConfigError as fault:
+        origin = f"{_origin(kind, path, of_file, overrides, str(fault))}: " if path else ""
+        raise ConfigError(f"{origin}{fault}") from None
+
+
+def _origin(kind: type[Run], path: Path, of_file: dict[str, Any], overrides: Sequence[str], fault: str) -> str:
+    """Name the overrides that a fault begins with, else the file, or all overrides if the file alone is valid."""
+    blamed = [override for override in overrides if fault.startswith(override.partition("=")[0].strip())]
+    if overrides and not blamed:
+        with suppress(ConfigError):
+            validated(kind, of_file)
+            blamed = list(overrides)
+    return f"override {' '.join(blamed)!r}" if blamed else str(path)
 
 
 def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -182,6 +198,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def _apply(document: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
+    key = key.strip()
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
     value = parse_yaml(text, name=f"override {override!r}")

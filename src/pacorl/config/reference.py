@@ -22,6 +22,7 @@ RUNS: Table[type[BaseModel]] = Table(
     },
 )
 """Command → the config that it reads."""
+CHOICE = "Selects which keys the section has."
 
 
 def matching(name: str) -> list[str]:
@@ -30,15 +31,17 @@ def matching(name: str) -> list[str]:
     Raises:
         ValueError: if there are none; it names the nearest key.
     """
-    keys: list[tuple[str, str]] = []
-    for model in RUNS.values():
-        keys += keys_of(model).items()
-    below = [text for key, text in keys if f"{key}.".startswith(f"{name}.")]
-    matches = below or [text for key, text in keys if key.endswith(f".{name}")]
+    # A key and its text, and the commands whose configs have both.
+    keys: dict[tuple[str, str], list[str]] = {}
+    for command, model in RUNS.items():
+        for key in keys_of(model).items():
+            keys.setdefault(key, []).append(command)
+    below = [key for key in keys if f"{key[0]}.".startswith(f"{name}.")]
+    matches = below or [key for key in keys if key[0].endswith(f".{name}")]
     if not matches:
         hint = did_you_mean(name, {key for key, _ in keys})
         raise ValueError(f"no config has the key {name!r}; {hint}".removesuffix("; "))
-    return list(dict.fromkeys(matches))
+    return [key[1].replace("\n", f"  ({', '.join(keys[key])})\n", 1) for key in matches]
 
 
 def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
@@ -66,10 +69,18 @@ def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
             if get_origin(field.annotation) is Literal:
                 kind = f"{' | '.join(map(str, get_args(field.annotation)))} = {kind}"
         text = field.description or (sections[0].__doc__ if sections else "") or ""
-        keys[f"{prefix}{name}"] = f"{prefix}{name}: {kind}\n{textwrap.indent(textwrap.fill(text, 96), '    ')}"
+        keys[f"{prefix}{name}"] = _explained(f"{prefix}{name}", kind, text)
         for section in reversed(sections):
             keys |= keys_of(section, prefix=f"{prefix}{name}.")
+        for table in field.metadata:
+            if isinstance(table, Table):
+                key = f"{prefix}{name}.{table.key}"
+                keys[key] = _explained(key, f"{' | '.join(table)} = {json.dumps(next(iter(table)))}", CHOICE)
     return keys
+
+
+def _explained(key: str, kind: str, text: str) -> str:
+    return f"{key}: {kind}\n{textwrap.indent(textwrap.fill(' '.join(text.split()), 96), '    ')}"
 
 
 def _sections(field: FieldInfo) -> tuple[list[type[BaseModel]], str]:

@@ -13,11 +13,11 @@ class MeasureConfig(Section):
     """One reward by name, and its arguments (checked by the reward itself)."""
 
     name: str
-    """One of `rewards.REWARDS`, or `path/to/file.py:NAME`."""
+    """A reward of pacorl, or `path/to/file.py:NAME`."""
     label: str = Field("", pattern=r"^[\w.-]*$")
     """Name of its curves; `name` if empty. Two rewards of one name need labels."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the reward, such as `temperature`."""
+    """Arguments of the reward, by name."""
 
     @property
     def key(self) -> str:

@@ -193,9 +193,9 @@ class PolicyConfig(LoraConfig):
     process at once, and each of its batches adds as many. Beyond, the run saves and ends with exit code 75. Servers
     have limits of their own."""
     advantages: Annotated[AggregateOptions, AGGREGATES] = Field(default_factory=AGGREGATES.default_options)
-    """Advantages from rewards: the options of one of `core.advantages.AGGREGATES`."""
+    """Advantages from rewards."""
     objective: Annotated[ObjectiveOptions, OBJECTIVES] = Field(default_factory=OBJECTIVES.default_options)
-    """Training objective: the options of one of `core.objectives.OBJECTIVES`."""
+    """Training objective."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @property

@@ -36,6 +36,8 @@ MAX_YAML_BYTES = 2**20
 """Limit of a YAML file: people write these by hand, and the parser takes ten seconds for a million characters."""
 SHOWN = 300
 """Characters of a refused value that a message shows."""
+CLASS = re.compile(r"valid dictionary or instance of \w+")
+"""Name of a class in pydantic's messages."""
 JSON_FAULT = re.compile(r"(?P<fault>.*) at line (?P<line>\d+) column (?P<column>\d+)")
 """Message of pydantic's parser."""
 
@@ -135,7 +137,7 @@ def faults_of(error: ValidationError, *, unknown: Callable[[Any], str] | None = 
             lines.append(unknown(fault["loc"]))
             continue
         key = ".".join(map(str, fault["loc"])) or whole
-        message = fault["msg"].removeprefix("Value error, ")
+        message = CLASS.sub("mapping of keys", fault["msg"].removeprefix("Value error, "))
         # A whole section as the value would not help.
         if not isinstance(fault["input"], dict | BaseModel):
             message += f" (got {repr(fault['input'])[:SHOWN]})"

@@ -43,7 +43,7 @@ class ComparisonsConfig(Section):
         "data/PaCo-Dataset:consistency_reward_cot_train",
         "data/PaCo-Dataset:sharegpt_editing_cot",
     )
-    """Sources: FILE.jsonl, FOLDER:NAME, FILE.json or tiny:train (`pacorl.records.comparisons`)."""
+    """Sources: FILE.jsonl, FOLDER:NAME, FILE.json or tiny:train."""
     evaluation: tuple[str, ...] = ("data/PaCo-Dataset:consistency_reward_cot_test",)
     """Sources; empty for none."""
     evaluation_limit: Positive = 512

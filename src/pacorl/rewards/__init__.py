@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from pacorl.config.table import Table
 from pacorl.config.user_files import FORM, is_in_file
@@ -49,6 +49,19 @@ def reward_spec(name: str) -> RewardSpec:
     except ValueError as error:
         raise RewardError(f"rewards: {error}, or your own as {FORM}") from None
     return RewardSpec(target, target, signature(target).parameters)
+
+
+def arguments() -> list[str]:
+    """Describe the arguments that a config may set of each reward, with their values and defaults."""
+    lines = []
+    for name in REWARDS:
+        spec = reward_spec(name)
+        texts = []
+        for argument, hint in spec.options.items():
+            values = " | ".join(map(str, get_args(hint)))
+            texts.append(f"{argument}: {values} = {spec.parameters[argument].default!r}".replace(":  =", " ="))
+        lines.append(f"{name}: {', '.join(texts) or 'none'}")
+    return lines
 
 
 def check_rewards(configs: Sequence[MeasureConfig], *, key: str = "rewards") -> None:

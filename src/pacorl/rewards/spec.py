@@ -92,7 +92,8 @@ class RewardSpec:
             fault = error.errors()[0]
             key = str(fault["loc"][0])
             value = f" (got {args[key]!r})" if key in args else ""
-            raise RewardError(f"{at}.{key}: {fault['msg']}{value}; it takes {', '.join(options) or 'none'}") from None
+            message = "unknown argument" if fault["type"] == "extra_forbidden" else fault["msg"]
+            raise RewardError(f"{at}.{key}: {message}{value}; it takes {', '.join(options) or 'none'}") from None
         return checked
 
     def build(self, args: Mapping[str, Any], *, judge: Judge | None, device: str | torch.device) -> Reward:

@@ -65,8 +65,8 @@ for _value, _words in NEAR.items():
     VALUE_OF.update(dict.fromkeys(_words.split(), _value))
 PASSED_OVER = frozenset(
     "a an and at beside by colored colors colour coloured colours hat he her hero heroes him his image in is it "  # noqa: SIM905
-    "its near next of on our panel photo picture same scene set she style the their them there they time to wearing wears "
-    "while who with".split()
+    "its near next of on our panel photo picture same scene set she style the their them there they time to wearing "
+    "wears while who with".split()
 )
 """Ignored, so that "a red hero with a crown, who waves beside a boat" is understood."""
 WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
