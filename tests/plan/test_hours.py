@@ -19,7 +19,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import read_object
 from pacorl.judge.local import BASES
-from pacorl.plan.hours import CARDS, forwards_of, hours_of
+from pacorl.plan.hours import CARDS, CPU, forwards_of, hours_of
 from pacorl.plan.judges import judging_flops
 from pacorl.plan.peaks import Memory, Scorer
 from pacorl.plan.plan import Plan
@@ -114,6 +114,8 @@ def test_hours_are_those_of_the_card_that_is_here_of_the_named_or_of_the_smalles
     here = dataclasses.replace(plan, device=CARDS[-1].name, device_bytes=141 * 10**9)
     assert f"2 × {CARDS[-1].name}" in str(here).splitlines()[-1]
     assert CARDS[3].name not in str(here)
+    cpu = dataclasses.replace(plan, memory=Memory({"score": 1}), hours={CPU: (0.1, 0.2)})
+    assert str(cpu).endswith("with evaluations and judging: about 6 to 12")
 
 
 def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:

@@ -124,12 +124,24 @@ def test_the_screen_shows_how_each_sentence_was_read() -> None:
 
 
 @pytest.mark.usefixtures("by_weights")
+@pytest.mark.parametrize("reward", ["", JPEG_SIZE])
+def test_the_tiny_world_s_words_train_by_its_recipe(reward: str) -> None:
+    scenes = "waving by a tree, jumping by a boat, standing by a lamp, waving by a flag"
+    Path("sets.txt").write_text(
+        "".join(f"Four pictures of a {shape} hero in town: {scenes}\n" for shape in ("round", "tall"))
+    )
+    start("consistency", "flux", "24", "--model", "tiny", *(["--reward", reward] if reward else []))
+    config = without_idle_judges(load(PolicyConfig, Path("my.yaml")))
+    assert [len(prompts) for prompts in read_prompts(config)[:2]] == [1, 1]
+    assert (config.judge is None) == bool(reward)
+
+
+@pytest.mark.usefixtures("by_weights")
 def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
     for words, named in (
         (("references", "flux"), "flux takes no reference images"),
         (("edit", "flux"), "flux generates sets and edits no images"),
         (("consistency", "flux", "24", "--model", "klien"), "did you mean 'klein'"),
-        (("consistency", "flux", "24", "--model", "tiny"), "extends: tiny"),
         (("consistency", "flux", "4"), "--card 4"),
         (("consistency", "flux", "24GB"), "--card 24GB"),
         (("consistency", "flux", "0x80"), "--card 0x80"),

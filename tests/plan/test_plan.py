@@ -130,6 +130,7 @@ def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all() -> None
     plan = Plan(memory, (absence,), facts={"leaks": "mind the gap"}, device="a card", device_bytes=8 * GIB)
     lines = str(plan).splitlines()
     assert lines[0].startswith("verdict: fits a card")
+    assert "absent: judge.checkpoint; nothing is held out" in lines[0]
     assert len(lines) < 24
     for part in ("4 GiB of 8 GiB", "judge.checkpoint = lab/judge: `hf download", "mind the gap", "17 GB"):
         assert part in str(plan)
@@ -182,7 +183,9 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     # Rewards of a file are tried, and settings that the config has are not advised.
     Path("mine.py").write_text("def none(prompts, images):\n    return [None for image in images]\n")
     changes = ["rewards=[{name: 'mine.py:none'}]", "evaluation.rewards=[]", "judge=none", "memory=low"]
-    plan = plan_training(load(PolicyConfig, recipe(), changes), card=1)
+    plan = plan_training(load(PolicyConfig, recipe(), [*changes, "prompts_per_epoch=5"]), card=1)
     assert "'none' has no score" in plan.absences[0].remedy
+    assert "absent: nothing; broken: rewards" in plan.verdict
+    assert "prompts_per_epoch is 6" in plan.facts["rounded"]
     assert "memory: lowest" in plan.verdict
     assert "memory: low," not in plan.verdict

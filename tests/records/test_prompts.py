@@ -66,13 +66,18 @@ def test_where_the_layout_comes_from(tmp_path: Path, record: dict[str, Any], gri
     assert (prompt.grid, len(prompt.panels)) == (grid, panels)
 
 
-def test_plain_text_is_one_prompt_a_line_without_marks_of_a_list(tmp_path: Path) -> None:
+def test_plain_text_is_one_prompt_a_line_without_marks_of_a_list(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = ["A cat, 3 x 4 cm.", "", SET, "1. Two images of one fox: it runs, it sleeps", "- a fox", '"Yes" in wood']
+    lines += ["1) It naps 2) it runs", "Two images of a fox"]
     prompts = load_prompts(file_of(tmp_path, *lines, name="mine.txt"))
     assert [prompt.text for prompt in prompts[:2]] == ["A cat, 3 x 4 cm.", SET]
     assert [prompt.grid for prompt in prompts[:2]] == [Grid(1, 1), Grid(1, 2)]
     assert prompts[2].panels == ("one fox, it runs", "one fox, it sleeps")
-    assert [prompt.text for prompt in prompts[3:]] == ["a fox", '"Yes" in wood']
+    assert [prompt.text for prompt in prompts[3:5]] == ["a fox", '"Yes" in wood']
+    assert prompts[5].panels == ("It naps", "it runs")
+    assert f"{tmp_path / 'mine.txt'}:8: " in caplog.text
     assert prompts[2].origin == f"{tmp_path / 'mine.txt'}:4"
 
 

@@ -75,6 +75,15 @@ def test_the_same_number_is_another_prompt_if_its_text_is(runs: tuple[Path, Path
     assert results_of(read_run(first), read_run(second)) == []
 
 
+def test_two_judges_have_no_interval_and_no_note_on_any(tmp_path: Path) -> None:
+    runs = [write_metrics(tmp_path / name) for name in ("one", "two")]
+    for run in runs:
+        (run / "summary.json").write_text('{"held_out_pairs": 9, "held_out_digest": "a", "after": {"accuracy": 0.5}}')
+    page, lines = write_comparison(runs)
+    assert lines == ["Accuracy, two − one: +0.000"]
+    assert "seeds of noise" not in text_of(page)
+
+
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_no_difference_of_unequal_training_is_bold(tmp_path: Path, epoch: int) -> None:
     first, second = tmp_path / "one", tmp_path / "two"
@@ -111,9 +120,9 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
     assert page == seeds[0].parent / "compare-low-high.html"
     low, high = stats.t.interval(0.95, 2, 0.1875, stats.sem(list(RISES.values())))
     assert lines == [
-        f"Consistency: +0.188 (+{low:.3f} to +{high:.3f}), n = 3, higher in 3 of 3 seeds "
+        f"Consistency, high − low: +0.188 (+{low:.3f} to +{high:.3f}), n = 3, higher in 3 of 3 seeds "
         "(1: +0.125, 3: +0.188, 2: +0.250)",
-        "Valid panels: +0.000, n = 3, higher in 0 of 3 seeds (1: 0, 3: 0, 2: 0)",
+        "Valid panels, high − low: +0.000, n = 3, higher in 0 of 3 seeds (1: 0, 3: 0, 2: 0)",
     ]
     text = text_of(page)
     assert lines[0] in text
@@ -127,7 +136,7 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
 
 def test_two_seeds_have_counts_and_no_verdict_and_a_run_without_its_like_is_named(seeds: list[Path]) -> None:
     page, lines = write_comparison(seeds[:5])
-    assert lines[0] == "Consistency: +0.188, n = 2, higher in 2 of 2 seeds (1: +0.125, 2: +0.250)"
+    assert lines[0] == "Consistency, high − low: +0.188, n = 2, higher in 2 of 2 seeds (1: +0.125, 2: +0.250)"
     assert lines[-1] == "Left out, for want of a run of the same seed: low-3."
     assert 'class="sure"' not in text_of(page)
 

@@ -153,8 +153,10 @@ def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
     assert measures == {"consistency": 0.25, "consistency_reward": 0.9}
 
 
-def test_a_page_opens_on_the_median_change(run: Path) -> None:
-    write_evaluation(run, 5, {1: 0.35, 2: 0.5, 3: 0.15})
+@pytest.mark.parametrize("last", [{1: 0.35, 2: 0.5, 3: 0.15}, {1: 0.2, 2: 0.6}])
+def test_a_page_opens_on_the_median_change(run: Path, last: dict[int, float]) -> None:
+    """Of two middle ones on that of the mean's sign."""
+    write_evaluation(run, 5, last)
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json_lines({"kind": "evaluation", "epoch": 5}))
     page = _page(run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
-from pacorl.cli.shared import echo, pasteable
+from pacorl.cli.shared import echo, echo_errors, pasteable
 from pacorl.config.options import LARGEST, SEEDS
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def init(
     # Before the imports of a plan, which take seconds.
     check_new(path, fix="name another file")
     check_writable(path)
+    echo_errors(f"planning {model}, which takes up to a minute")
     from pacorl.plan.init import write_config
 
     plan, steps = write_config(path, model=model, prompts=prompts, card=card, reward=reward, references=references)

@@ -10,6 +10,7 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
+from pacorl.runtime.cores import available_cores
 
 PRODUCTS_SHARE = 0.5
 """Share of a card's peak that products are assumed to reach."""
@@ -90,6 +91,11 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     return Forwards(sampler, division.prompts * config.group_size, node_batch, per_image)
 
 
+CPU = "CPU"
+CPU_FLOPS = (4e9, 12e9)
+"""FLOP/s of a core in runs of the tiny world, from a busy machine's to an idle one's."""
+
+
 def hours_of(config: PolicyConfig, *, flops: float) -> dict[str, tuple[float, float]]:
     """Compute the hours of a run with a card for each process: card → at best, and as measured.
 
@@ -102,4 +108,5 @@ def hours_of(config: PolicyConfig, *, flops: float) -> dict[str, tuple[float, fl
     for card in CARDS:
         computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * config.processes) / 3600
         hours[card.name] = (low * computed, high * computed)
-    return hours
+    of_cores = flops / available_cores() / 3600
+    return hours | {CPU: (of_cores / CPU_FLOPS[1], of_cores / CPU_FLOPS[0])}

@@ -15,7 +15,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
-from pacorl.config.base import validated
+from pacorl.config.base import EXTENDS, merged, read_config, validated
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import parse_yaml
@@ -160,12 +160,7 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
     size = CARD.fullmatch(card)
     if not size:
         raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
-    if model == TINY:
-        raise ValueError(
-            "--model tiny draws its own words alone, as in 'Four pictures of a hero in town: waving by a tree, jumping "
-            "over a ball, …', with `extends: tiny` in a file of yours; for other prompts take a real --model, as klein"
-        )
-    if "/" in model or Path(model).is_dir():
+    if model == TINY or "/" in model or Path(model).is_dir():
         spec, checkpoint = POLICIES[kind_of(model)], model
     else:
         spec = POLICIES.named(model)
@@ -180,7 +175,9 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
             images = hero.images[: max(1, spec.policy.max_references - len(prompt.sources))]
             cast = (dataclasses.replace(hero, images=images),)
             records[number] = dataclasses.replace(prompt, characters=cast, references=images)
-    rewards = [{"name": reward}] if reward else _judged(records[0])
+    rewards = [{"name": reward}]
+    if not reward:
+        rewards = read_config(Path(TINY))["rewards"] if model == TINY else _judged(records[0])
     configs = [validated(RewardConfig, entry) for entry in rewards]
     # Fail before a file is written if the model or a reward cannot use a prompt.
     for prompt in records:
@@ -203,11 +200,15 @@ def _judged(prompt: Prompt) -> list[dict[str, Any]]:
 
 def _fitting(job: Job) -> tuple[str, Plan]:
     """Find the fastest form of the weights whose plan fits the card; return its text and plan."""
+    is_tiny = job.checkpoint == TINY
     for memory in FORMS:
         text = _text(job, memory)
-        config = validated(PolicyConfig, parse_yaml(text, name=str(job.path)))
-        plan = plan_training(config, ask=False, card=job.gigabytes)
-        if plan.peak_bytes + CARD_MARGIN <= job.gigabytes * 2**30:
+        document = parse_yaml(text, name=str(job.path))
+        if is_tiny:
+            document = merged(read_config(Path(document.pop(EXTENDS))), document)
+        config = validated(PolicyConfig, document)
+        plan = plan_training(config, ask=False, card=0 if is_tiny else job.gigabytes)
+        if is_tiny or plan.peak_bytes + CARD_MARGIN <= job.gigabytes * 2**30:
             # The places of the user's own file, and not of the copy.
             read = kinds_of(sorted([*job.train, *job.held_out], key=lambda prompt: prompt.id))
             return text, dataclasses.replace(plan, facts={**plan.facts, "read_as": read})
@@ -220,6 +221,12 @@ def _fitting(job: Job) -> tuple[str, Plan]:
 def _text(job: Job, memory: str) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     count = len(job.train)
+    if job.checkpoint == TINY:
+        lines = [f"extends: {TINY}  # for a CPU, and this world's words alone", f"out: {f'runs/{job.path.stem}'!r}"]
+        lines.append(f"prompts: {{train: '{job.folder}/train.jsonl', evaluation: '{job.folder}/test.jsonl'}}")
+        if not job.asks_judge:
+            lines += ["judge: none", f"rewards: {json.dumps(job.rewards, ensure_ascii=False)}"]
+        return "\n".join([*lines, ""])
     trainers = job.cards - job.is_served
     most = MOST_PROMPTS
     if trainers > 1:
@@ -250,7 +257,7 @@ def _text(job: Job, memory: str) -> str:
         train=f"{job.folder}/train.jsonl",
         trained=count,
         held_out=f"{job.folder}/test.jsonl",
-        size="[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # judged at 1024",
+        size="[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # an evaluation's has 1024",
         batch=batch_of_large if job.spec.parameters >= LARGE else batch,
         # Without it a judge's reward that is added by hand asks the default judge.
         judge=f"{{checkpoint: '{SERVED_JUDGE if job.is_served else JUDGE}'}}" if job.asks_judge else DEFAULT,

@@ -21,11 +21,12 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import checked_config, read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rows import divide
 from pacorl.judge import settings_of
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.plan import sources
-from pacorl.plan.hours import CARDS, Forwards, forwards_of, hours_of
+from pacorl.plan.hours import CARDS, CPU, Forwards, forwards_of, hours_of
 from pacorl.plan.judges import clip_scorer, judge_scorer, judging_flops
 from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
@@ -45,6 +46,10 @@ MOST_NAMED = 8
 """Sentences that are named where a set may be meant."""
 SMALLER = "for_less_memory"
 """Fact: settings that lower a run's peak, without those that it has."""
+LEAKS = "leaks"
+"""Fact: training prompts that are also evaluated."""
+CPU_HOURS = 24
+"""A run of more hours on a CPU is meant for a card."""
 
 
 def device() -> tuple[str, int | None]:
@@ -101,9 +106,14 @@ class Plan:
         fits = self.shortage or f"fits {self.device}"
         if not self.device_bytes:
             fits = f"{self.device}: take one of {size_text(self.peak_bytes + CUDA_BYTES)}"
-        keys = ", ".join(dict.fromkeys(absence.key for absence in self.absences)) or "nothing"
+        keys: dict[str, list[str]] = {"absent": []}
+        for absence in self.absences:
+            keys.setdefault(absence.state, []).append(absence.key)
+        found = [f"{state}: {', '.join(dict.fromkeys(named)) or 'nothing'}" for state, named in keys.items()]
+        if LEAKS in self.facts:
+            found.append("nothing is held out, see leaks")
         main = size_text(self.memory.host, self.main_bytes)
-        return f"{fits}; main memory {main}, loading included; absent: {keys}"
+        return "; ".join([fits, f"main memory {main}, loading included", *found])
 
     @property
     def exit_code(self) -> int:
@@ -124,7 +134,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     """List the lines of the screen."""
     yield f"verdict: {plan.verdict}"
     for absence in plan.absences:
-        yield f"absent {absence.key} = {absence.source}: {absence.remedy}"
+        yield f"{absence.state} {absence.key} = {absence.source}: {absence.remedy}"
     if plan.download_bytes:
         yield f"to download: {plan.download_bytes / 10**9:.0f} GB"
 
@@ -136,6 +146,11 @@ def _lines(plan: Plan) -> Iterator[str]:
             text = ", ".join(f"{key.replace('_', ' ')} {round(value, 3)}" for key, value in fact.items())
         yield f"{name.replace('_', ' ')}: {text}"
 
+    tasks = "evaluations and judging" if "score" in plan.memory.phases else "evaluations"
+    low, high = plan.hours.get(CPU, (math.inf, math.inf))
+    if not plan.device_bytes and low < CPU_HOURS:
+        yield f"minutes on the CPU here, with {tasks}: about {60 * low:.2g} to {60 * high:.2g}"
+        return
     # On the card that is here; else on those of the size that is named, or that holds the run.
     least = max(plan.device_bytes or 0, plan.peak_bytes + CARD_MARGIN)
     size = min((card.gigabytes for card in CARDS if least <= card.gigabytes * 2**30), default=0)
@@ -143,7 +158,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         is_shown = card.name == plan.device if plan.device in plan.hours else card.gigabytes == size
         if is_shown and card.name in plan.hours:
             low, high = plan.hours[card.name]
-            yield f"hours on {plan.processes} × {card.name}, with evaluations and judging: {low:.2g} to {high:.2g}"
+            yield f"hours on {plan.processes} × {card.name}, with {tasks}: {low:.2g} to {high:.2g}"
 
 
 def size_text(number: int, of: int | None = None) -> str:
@@ -278,7 +293,7 @@ def _read(config: PolicyConfig, *, ask: bool) -> Data:
                 try:
                     smoke_test({name: reward}, scored, size=Size(*size), timeout=config.reward_timeout)
                 except RewardError as fault:
-                    absences.append(MissingFile("rewards", name, str(fault)))
+                    absences.append(MissingFile("rewards", name, str(fault), state="broken"))
     return Data(train, shown, leaks, encoders, [*absences, *sources.absences_of(config, encoders)])
 
 
@@ -301,8 +316,10 @@ def _facts(config: PolicyConfig, forwards: Forwards, data: Data) -> dict[str, An
     if data.train:
         facts["read_as"] = kinds_of(data.train)
         facts["times_seen"] = round(config.epochs * forwards.samples / config.group_size / len(data.train), 1)
+    if rounded := divide(config, world=config.processes).differences(config):
+        facts["rounded"] = rounded
     if data.leaks:
-        facts["leaks"] = data.leaks
+        facts[LEAKS] = data.leaks
     return facts
 
 

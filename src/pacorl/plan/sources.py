@@ -46,6 +46,8 @@ class MissingFile:
     """Instructions to get it."""
     bytes: int = 0
     """Size of a download of published weights; 0 if it is unknown."""
+    state: str = "absent"
+    """Or broken: it is here, and fails."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ def prompt_from(
     panels: Sequence[str] = (),
     grid: Grid | None = None,
     criteria: SetCriteria | None = None,
+    origin: str = "",
 ) -> Prompt:
     """Compose a prompt for a model: a set if there are panels, else one image.
 
@@ -32,6 +33,7 @@ def prompt_from(
         theme: the panels' common theme. A text with panel tags is used unchanged. Without `panels`, the template writer
             (`records.panels`) writes them if the sentence requests several images.
         grid: the layout; by default the text's, else the squarest that fits.
+        origin: file and line of the text, for warnings.
 
     Raises:
         ValueError: if a text is empty, panels and layout do not fit, or a word is unknown to the tiny generator.
@@ -40,7 +42,7 @@ def prompt_from(
     if not panels and (grid is None or grid.count > 1) and read_request(theme):
         draft = write_panels(theme, count=grid.count if grid else None)
         if draft.note:
-            logger.warning("%s: %s", theme[:60], draft.note)
+            logger.warning("%s: %s", origin or theme[:60], draft.note)
         theme = draft.theme
         panels = draft.panels
         criteria = criteria or draft.criteria

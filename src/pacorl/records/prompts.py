@@ -103,7 +103,7 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
     for number, line in text_lines(path, fix=f"give {SOURCES}"):
         with blamed_on(f"{path}:{number}"):
             if suffix == ".txt":
-                prompt = sentence_prompt(line, model=model)
+                prompt = sentence_prompt(line, model=model, origin=f"{path}:{number}")
             else:
                 prompt = record_prompt(parse_object(line), folder=path.parent, model=model)
         prompts.append(replace(prompt, id=len(prompts), origin=f"{path}:{number}"))
@@ -115,7 +115,7 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
 # --- one prompt --------------------------------------------------------------------------------------------------
 
 
-def sentence_prompt(text: str, *, model: str = "") -> Prompt:
+def sentence_prompt(text: str, *, model: str = "", origin: str = "") -> Prompt:
     """Read a line of text: a whole prompt, a request for a set in one sentence, or one image.
 
     Raises:
@@ -127,7 +127,7 @@ def sentence_prompt(text: str, *, model: str = "") -> Prompt:
     if not numbered_items(text)[1]:
         text = MARKED.sub("", text)
     # The words of one image are checked by the generator that draws it.
-    return prompt_from(model if read_request(text) else "", theme=text)
+    return prompt_from(model if read_request(text) else "", theme=text, origin=origin)
 
 
 def record_prompt(record: Mapping[str, Any], *, folder: Path, model: str = "") -> Prompt:

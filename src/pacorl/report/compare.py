@@ -17,7 +17,7 @@ from typing import Any
 
 from pacorl.core.ranking import Interval
 from pacorl.io.files import check_made, write_atomic
-from pacorl.report.figures import change, interval_text, label
+from pacorl.report.figures import MINUS, change, interval_text, label
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
 from pacorl.report.page import gallery, match, next_command, story
@@ -26,6 +26,9 @@ from pacorl.report.results import Result, alarms, compared, interval_note, pair_
 NOT_COMPARED = {"out", "seed"}
 OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
 """Ending of the prompts that `PolicyTrainer` writes into a run's folder: eight digits of their digest."""
+
+NO_PAIRS_NOTE = "Both judges were measured on held-out pairs. A difference of two judges has no interval."
+"""Explains the table of two judges' runs, which keep no answer of a single pair."""
 
 Runs = tuple[RunFolder, RunFolder]
 """Runs of one seed, a run of each setting."""
@@ -54,7 +57,9 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         unlike += unequal(*pair)
     used = list(chain(*pairs.values()))
     left_out = [run.path.name for run in runs if run not in used]
-    lines = [_line(row) for row in rows]
+    lines = [_line(row, names) for row in rows]
+    unit = "training seeds" if len(pairs) > 1 else "prompts and seeds of noise"
+    is_judge = "held_out_pairs" in runs[0].summary
     alone_runs = f"Left out, for want of a run of the same seed: {', '.join(left_out)}." if left_out else ""
 
     # The gallery: the images of the first seed, by their change.
@@ -66,7 +71,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "names": names,
         "stories": [story(side[0]) for side in settings],
         "lines": [line for line in (*lines[:1], alone_runs) if line],
-        "note": interval_note("training seeds" if len(pairs) > 1 else "prompts and seeds of noise"),
+        "note": NO_PAIRS_NOTE if is_judge and len(pairs) == 1 else interval_note(unit),
         "results": rows,
         "seeds": list(pairs) if len(pairs) > 1 else [],
         "epochs": tuple(run.last for run in shown),
@@ -234,9 +239,9 @@ def unequal(first: RunFolder, second: RunFolder) -> list[str]:
     return lines
 
 
-def _line(row: Result) -> str:
+def _line(row: Result, names: tuple[str, str]) -> str:
     assert row.difference
-    text = f"{label(row.name)}: {interval_text(row.difference, signed=True)}"
+    text = f"{label(row.name)}, {names[1]} {MINUS} {names[0]}: {interval_text(row.difference, signed=True)}"
     if row.difference.groups:
         text += f", n = {row.difference.groups}"
     if row.by_seed:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -211,9 +212,10 @@ def value_of(sample: Sample, measure: str) -> float | None:
 def gallery(pairs: Sequence[Pair], *, names: Sequence[str] = ("Before", "After")) -> dict[str, Any]:
     """Choose the sets of a page and encode their images; `lead` is the one of the median change."""
     sets = choose(pairs, names=names)
+    leads = [row for row in sets if row.pair is pairs[middle(pairs)]]  # a page is not to open on its best
     return {
         "measure": MEASURES[pairs[0].measure if pairs else CONSISTENCY],
-        "lead": sets[len(sets) // 2] if sets else None,  # a page is not to open on its best
+        "lead": leads[0] if leads else None,
         "sets": sets,
         "is_ordered": any(pair.change is not None for pair in pairs),
     }
@@ -239,6 +241,16 @@ def match(first: Sequence[Sample], last: Sequence[Sample] | None) -> tuple[list[
     return pairs, len(first) + len(last) - 2 * len(pairs)
 
 
+def middle(pairs: Sequence[Pair]) -> int:
+    """Find the rank of the median change; of two middle ones that of the mean's sign, and nearer to it."""
+    changes = [pair.change for pair in pairs if pair.change is not None]
+    last = len(changes or pairs) // 2
+    if not changes or len(changes) % 2:
+        return last
+    mean = fmean(changes)
+    return min((last - 1, last), key=lambda rank: (changes[rank] * mean <= 0, abs(changes[rank] - mean)))
+
+
 def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = ("Before", "After")) -> list[Set]:
     """Choose at most `count` of the sorted pairs at evenly spread ranks, from the largest change to the smallest.
 
@@ -247,6 +259,8 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
     # Evenly over the ranks, so that no eye chooses the images.
     sets = []
     places = np.linspace(0, len(pairs) - 1, min(len(pairs), count))
+    if pairs:
+        places[np.abs(places - middle(pairs)).argmin()] = middle(pairs)
     for index in map(int, places + 0.5):
         pair = pairs[index]
         sides = []
@@ -261,6 +275,6 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
 
 def _rank_name(pairs: Sequence[Pair], index: int) -> str:
     judged = sum(pair.change is not None for pair in pairs)
-    if index == judged // 2 and judged:
+    if judged and index == middle(pairs):
         return "Median change"
     return f"Rank {index + 1} of {judged}" if index < judged else f"Image {index + 1} of {len(pairs)}"
