@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pacorl.annotate.server import (
     ADMIN,
+    PAGE,
     Annotation,
     foreign_controls,
     make_app,
@@ -20,7 +21,7 @@ from pacorl.annotate.server import (
     share_out,
     shown_order,
 )
-from pacorl.dataset.answer_log import LOG, AnswerLog, collect_answers
+from pacorl.dataset.answer_log import LOG, NONE_FITS, AnswerLog, collect_answers
 from pacorl.dataset.folder import Instance, final_answers, read_instances, write_records
 from pacorl.web import RefusedError
 
@@ -171,24 +172,33 @@ def test_a_foreign_image_tied_with_the_others_fails_its_control(dataset):
         annotation.undo("ann", request=request())
 
 
-def test_what_people_disagree_on_is_settled_by_one_more(annotation):
-    keys = []
-    while annotation.state("ann")["task"]:
-        keys.append(rank_next(annotation, "ann"))
-    while annotation.state("ben")["task"]:
-        rank_next(annotation, "ben", backwards=True)
-    disputed = annotation.disputed()
-    shared = [name for name, one in annotation.log.instances.items() if not one.is_control]
-    assert sorted(disputed) == sorted(name for name in shared if public_key(name) in keys)
+def test_what_people_disagree_on_is_settled_by_one_more_contradictions_first_then_misfits(dataset):
+    annotation = Annotation(dataset(1, 3))
+    annotation.start(["ann", "ben"], ["cy"], controls=False)
+    opposite, misfit, contrary, alike = [*annotation.log.instances][:4]
+    by_ben = {opposite: [0, 2, 1], contrary: [1, 2, 0], alike: [0, 1, 2]}
+    by_ann = {name: [0, 1, 2] for name in (*by_ben, misfit)}
+    for person, orders in (("ann", by_ann), ("ben", by_ben)):
+        for name, order in orders.items():
+            shown = shown_order(person, annotation.log.instances[name])
+            annotation.rank(person, public_key(name), [shown.index(each) for each in order], request=request())
+    annotation.skip("ben", public_key(misfit), NONE_FITS, request=request())
+    assert annotation.disputed() == [contrary, misfit, opposite]
+    listed = {one["id"]: one for one in annotation.summary()["questions"]}
+    assert [*listed] == annotation.disputed()
+    assert [(one["name"], one["reason"]) for one in listed[misfit]["opinions"]] == [("ann", ""), ("ben", NONE_FITS)]
+    assert annotation.image_of(ADMIN, public_key(misfit), "0").is_file()
     state = annotation.state("cy")
     assert state["adjudicates"]
     assert [opinion["name"] for opinion in state["task"]["opinions"]] == ["Person 1", "Person 2"]
-    settled = rank_next(annotation, "cy")
-    assert len(annotation.disputed()) == len(disputed) - 1
+    rank_next(annotation, "cy")
     decisions = [answer for answer in final_answers(collect_answers(annotation.folder)) if answer.adjudicated]
-    assert [public_key(answer.instance) for answer in decisions] == [settled]
+    assert [answer.instance for answer in decisions] == [contrary]
     annotation.undo("cy", request=request())
-    assert len(annotation.disputed()) == len(disputed)
+    assert annotation.disputed() == [contrary, misfit, opposite]
+    assert f'value="{NONE_FITS}"' in (PAGE / "index.html").read_text()
+    annotation.skip("cy", public_key(misfit), NONE_FITS, request=request())
+    assert {answer.instance for answer in collect_answers(annotation.folder)} == {opposite, contrary, alike}
 
 
 def test_each_ranking_keeps_the_wording_that_it_was_made_under(annotation):

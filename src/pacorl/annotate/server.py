@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
-from pacorl.dataset.rules import pair_agreement, pair_orders
+from pacorl.dataset.rules import best_worst, pair_agreement, pair_orders
 from pacorl.io.documents import blamed_on, read_text
 from pacorl.io.files import PRIVATE, existing, inside, safe_name, sole_holder, text_digest, write_atomic
 from pacorl.io.images import IMAGE_TYPES
@@ -37,6 +37,8 @@ PAGE = Path(__file__).parent / "page"
 ADMIN = "admin"
 CONTROL_EVERY = 20
 """Questions per control question."""
+LISTED = 100
+"""Disputed and skipped questions on the administrator's page at most."""
 
 
 # --- division of the work --------------------------------------------------------------------------------------------
@@ -196,16 +198,27 @@ class Annotation:
         return self.log.people.get(person) == "adjudicator"
 
     def disputed(self) -> list[str]:
-        """List the instances of which two people order a pair in opposite ways, and which nobody decided or skipped."""
+        """List the instances that people answer in opposite ways, and which nobody decided or skipped.
+
+        First those with a candidate that is the best of one and the worst of another, whose votes cancel out; then
+        those that one ranks and another skips since no candidate fits; then any other opposite orders.
+        """
         by_instance: dict[str, list[Ranking]] = {}
         for answer in self.log.rankings():
             by_instance.setdefault(answer.instance, []).append(answer)
         settled = {instance for person, instance in self.log.answers if self.adjudicates(person)}
-        disputed = []
-        for name, answers in by_instance.items():
-            if name not in settled and min(pair_orders(answers), default=0) < 0:
-                disputed.append(name)
-        return disputed
+        misfits = self.log.misfits("annotator")
+        kinds: tuple[list[str], ...] = ([], [], [])
+        for name in by_instance.keys() - settled:
+            answers = by_instance[name]
+            labels = {label for answer in answers for label in best_worst(answer.tiers)}
+            if any((image, not consistent) in labels for image, consistent in labels):
+                kinds[0].append(name)
+            elif name in misfits:
+                kinds[1].append(name)
+            elif min(pair_orders(answers), default=0) < 0:
+                kinds[2].append(name)
+        return [*chain(*map(sorted, kinds))]
 
     def open_of(self, person: str) -> list[str]:
         """List a person's unanswered instances in order: answers taken back first, latest to earliest."""
@@ -216,7 +229,8 @@ class Annotation:
     def instance_of(self, person: str, key: str) -> Instance:
         """Find an instance of a public key that this person may see. Raises RefusedError for any other."""
         for name, instance in self.log.instances.items():
-            if public_key(name) == key and (self.adjudicates(person) or name in self.log.assigned.get(person, [])):
+            sees_all = person == ADMIN or self.adjudicates(person)
+            if public_key(name) == key and (sees_all or name in self.log.assigned.get(person, [])):
                 return instance
         raise RefusedError(f"there is no instance {key[:80]!r} for {person}", status=404)
 
@@ -262,11 +276,14 @@ class Annotation:
             "candidates": [f"{address}/{slot}" for slot in range(len(shown))],
             "previous": order_of(undone[-1].order, slot_of) if undone and undone[-1].order else None,
         }
-        if self.adjudicates(person):
-            orders = [event.order for event, _ in self.log.answers.values() if event.instance == instance.id]
-            opinions = [order_of(order, slot_of) for order in orders if order]
-            # Without names: a decision must not depend on whose order it is.
-            task["opinions"] = [{"name": f"Person {n}", "order": order} for n, order in enumerate(opinions, 1)]
+        if person == ADMIN or self.adjudicates(person):
+            task["opinions"] = []
+            answers = [event for event, _ in self.log.answers.values() if event.instance == instance.id]
+            for number, event in enumerate(answers, 1):
+                # Without names: a decision must not depend on whose order it is.
+                name = event.person if person == ADMIN else f"Person {number}"
+                order = order_of(event.order, slot_of)
+                task["opinions"].append({"name": name, "order": order, "reason": event.reason})
         return task
 
     def summary(self) -> dict[str, Any]:
@@ -281,11 +298,18 @@ class Annotation:
                     passed.append(log.passed(event))
             line = {"name": name, "role": role, "controls": len(passed), "passed": sum(passed)}
             people.append(line | self.progress(name))
+        # The questions that need a look, with everybody's answers.
+        disputed = self.disputed()
+        skipped = [event.instance for event, _ in log.answers.values() if event.kind == "skip"]
+        questions = []
+        for name in [*dict.fromkeys([*disputed, *skipped])][:LISTED]:
+            questions.append({"id": name, "disputed": name in disputed, **self._task(ADMIN, log.instances[name])})
         return {
             "question": log.question or OWN_QUESTION,
             "people": people,
             "agreement": agreement.document() if agreement else None,
-            "disputed": len(self.disputed()),
+            "disputed": len(disputed),
+            "questions": questions,
             "command": next_command(self.folder),
         }
 
@@ -327,7 +351,7 @@ class Annotation:
             event = event.model_copy(update={"instance": done[-1].instance})
         elif (event.person, event.instance) in self.log.answers:
             raise RefusedError("this one is answered already; undo it to change it", status=409)
-        elif self.adjudicates(event.person) and event.instance not in self.open_of(event.person):
+        elif event.instance not in self.open_of(event.person):
             raise RefusedError("this one is decided already, or nobody disagrees about it", status=409)
         self.log.append(event)
 

@@ -25,6 +25,8 @@ from pacorl.io.files import PRIVATE
 from pacorl.records.rankings import Ranking
 
 LOG = "answers.jsonl"
+NONE_FITS = "None of them fits"
+"""Reason of a skip, as on the page; an adjudicator's takes the question out."""
 Role = Literal["annotator", "adjudicator"]
 
 
@@ -125,6 +127,11 @@ class AnswerLog:
                 answers.append(answer)
         return sorted(answers, key=lambda answer: answer.annotator)
 
+    def misfits(self, *roles: Role) -> set[str]:
+        """List the instances of which somebody in a role finds that no candidate fits."""
+        skips = [event for event, _ in self.answers.values() if event.reason == NONE_FITS]
+        return {event.instance for event in skips if self.people[event.person] in roles}
+
     def passed(self, event: Event) -> bool:
         """Whether a ranking of a control question has every order that is known."""
         rank_of: dict[int, int] = {}
@@ -160,9 +167,9 @@ def collect_answers(folder: Path) -> list[Ranking]:
     """Rankings of a folder without control questions: from its log (stored in rankings.jsonl) or that file."""
     path = folder / "rankings.jsonl"
     if not (folder / LOG).is_file():
-        if not path.is_file():
-            return []
-        return read_answers(path)
-    answers = AnswerLog(folder).rankings()
+        return read_answers(path) if path.is_file() else []
+    log = AnswerLog(folder)
+    rejected = log.misfits("adjudicator")
+    answers = [answer for answer in log.rankings() if answer.instance not in rejected]
     write_records(path, answers, mode=PRIVATE)
     return answers

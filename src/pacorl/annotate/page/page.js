@@ -153,6 +153,11 @@ function showOpinions(opinions) {
   $("opinions").hidden = $("dispute").hidden = opinions.length === 0;
   $("opinions").querySelector("ul").replaceChildren(...opinions.map((opinion) => {
     const item = document.createElement("li"), take = document.createElement("button");
+    item.append(opinion.name, take);
+    if (opinion.reason) {
+      take.replaceWith(Object.assign(document.createElement("span"), { textContent: opinion.reason }));
+      return item;
+    }
     const letters = opinion.order.map((tier) => [tier].flat().map(letter).join(" = ")).join(" ");
     take.className = "quiet";
     take.textContent = letters;
@@ -163,7 +168,6 @@ function showOpinions(opinions) {
       draw(nextStop());
       nextStop().focus();  // so that Enter saves, after a click too
     };
-    item.append(opinion.name, take);
     return item;
   }));
 }
