@@ -25,7 +25,7 @@ class Numbers:
     title = "Numbers"
     columns = ("Mean", "Twice")
     paper: PaperTable = PaperTable("nowhere, Tab. 0", {"Somebody": (0.5,)})
-    notes = ()
+    note, resampled = "Lengths.", "keys"
     data = Dataset[str]({}, [], Path())
 
     def __init__(self, keys: Sequence[str], *, bad: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
@@ -142,8 +142,10 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path, monkeypatch: pyt
     assert summary["complete"] is True
     assert outcome.table.markdown.startswith("## Numbers")
     monkeypatch.setattr(Numbers, "paper", Numbers.paper._replace(items=100))
-    (line,) = run(Numbers(KEYS), tmp_path / "own", HERE).table.lines  # rows of other data are no comparison
+    few = run(Numbers(KEYS), tmp_path / "own", HERE)
+    (line,) = few.table.lines  # rows of other data are no comparison
     assert not line.published
+    assert (f"over {Numbers.resampled}" in text, f"over {Numbers.resampled}" in few.table.markdown) == (True, False)
 
 
 class Changed(Numbers):

@@ -68,7 +68,7 @@ def test_a_threshold_comes_from_the_calibration_or_must_be_given(folder: Path, t
 @pytest.mark.slow
 def test_a_calibration_is_written_from_pairs_and_replaces_no_file(tmp_path: Path) -> None:
     out = tmp_path / "c.json"
-    result = run("calibrate", "tiny", "tiny:dev:120", "--test", "tiny:dev:40", "--out", out)
+    result = run("calibrate", "tiny", "tiny:dev:120", "--test", "tiny:test:40", "--out", out)
     assert result.exit_code == 0, result.output
     assert re.search(r"ECE of \d+ pairs held out: [\d.]+ before, [\d.]+ after", result.stdout)
     before = read_calibration(out)

@@ -53,6 +53,8 @@ MISUSED: list[tuple[list[str], str]] = [
     (["check", "a.png", "b.png", "--min", "0.5"], "--judge"),
     (["generate", "--prompt", "a fox", "--model", "some/model", "--best-of", "2"], "--judge"),
     ([*SCORE, "--criteria", ""], "--criteria"),
+    ([*SCORE, "--calibration", "other.json"], "calibrate tiny"),
+    ([*MAKE, "--best-of", "2", "--calibration", "other.json"], "calibrate tiny"),
 ]
 """Wrong words: exit code 2."""
 REFUSED: list[tuple[list[str], str]] = [
@@ -62,6 +64,8 @@ REFUSED: list[tuple[list[str], str]] = [
     (["score", "a.png", "--judge", "nothere"], "--grid"),
     (["calibrate", "tiny", "bad.jsonl", "--out", "c.json"], "bad.jsonl:1"),
     (["calibrate", "tiny", "tiny:dev:60", "--out", "mine/summary.json"], "mine/summary.json"),
+    (["calibrate", "tiny", "tiny:dev:9", "--test", "tiny:dev:4"], "4 of 4 held-out pairs"),
+    (["calibrate", "taught/adapter", "tiny:dev:4"], "2 of 4 pairs are among the judge's training data"),
     ([*CHECK, "--min", "0.5", "--report", "a.png/page.html"], "a.png: Not a directory"),
     ([*AGAIN, "--panel", "one"], "2 panels have 1 texts"),
     ([*AGAIN, *TEXTS, "--kind", "kontext"], "tiny edits images"),
@@ -105,7 +109,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["benchmark", "consistency-rank", "rank", "--judge", "nothere"], "nothere"),
     (["benchmark", "consistency-rank", "rank", "--judge", "tiny", "--out", "mine"], "mine"),
     (["benchmark", "t2is", "empty", "--images", "nothere"], "nothere"),
-    (["dataset", "annotate", "nowhere", "--annotators", "ann"], "instances.jsonl"),
+    (["dataset", "annotate", "nowhere", "--annotators", "ann"], "`pacorl dataset pair`"),
     (["serve", "nothere"], "nothere"),
     (["serve", "tiny", "--port", "{port}"], "{port}"),
     (["studio", "--judge", "nothere"], "nothere"),
@@ -163,6 +167,10 @@ def write_folder(folder: Path) -> None:
     small = "model: {checkpoint: tiny}, judge: {checkpoint: tiny}"
     (folder / "pairs.jsonl").write_text('{"images": ["gone.png"], "question": "Red?", "consistent": true}\n')
     (folder / "mine.yaml").write_text(f"{{rewards: [{{name: beauty}}], {small}}}")
+    (folder / "other.json").write_text('{"judge": "another", "curve": {}}')
+    (folder / "taught" / "adapter").mkdir(parents=True)
+    (folder / "taught" / "adapter" / "config.json").write_text("{}")
+    (folder / "taught" / "config.yaml").write_text("data: {train: ['tiny:train:3', 'tiny:dev:2']}")
     (folder / "zorp" / "card.yaml").write_text("description: zorp\n")
     for name in ("run", "other"):
         finished_run(folder / name)

@@ -234,7 +234,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert any(value.abs().sum() > 0 for name, value in resumed.items() if "lora_B" in name)
 
 
-def test_evaluation_is_logged_and_summarised(run: Any, data: Path) -> None:
+def test_evaluation_is_logged_and_summarised(run: Any, data: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = run(f"data.evaluation=['{data}']", "max_steps=1")
     JudgeTrainer(config).train()
     first, train, last = lines(config.out)
@@ -247,6 +247,7 @@ def test_evaluation_is_logged_and_summarised(run: Any, data: Path) -> None:
     assert summary["steps"] == last["step"] == 1
     labels = [pair.consistent for pair in comparisons_from(str(data))]
     assert summary["held_out_pairs"] == len(labels)
+    assert f"{len(labels)} of {len(labels)} evaluation pairs are trained on" in caplog.text
 
 
 @pytest.mark.slow

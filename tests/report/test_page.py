@@ -81,7 +81,7 @@ rewards: [{name: consistency}, {name: clip}]
         (POLICY, True, "pacorl generate --model black-forest-labs/FLUX.1-dev --adapter RUN/adapter"),
         (POLICY, False, "pacorl train-policy RUN/config.yaml --resume auto"),
         ("character: characters/hero\n", False, "pacorl train-character characters/hero --config RUN/config.yaml"),
-        ("model: {checkpoint: tiny}\ndata: {train: [a.json]}\n", True, "pacorl calibrate RUN/adapter a.json"),
+        ("model: {checkpoint: tiny}\ndata: {train: [a.json]}\n", True, "pacorl calibrate RUN/adapter PAIRS"),
         ("lr: 0.001\n", True, ""),
     ],
 )

@@ -37,8 +37,7 @@ MEASURES = {
 }
 NOTE = (
     "τ and ρ of order lists are the released evaluation's: it correlates the lists of candidate numbers, best first. "
-    "Rank τ and rank ρ correlate the candidates' ranks, as the statistics are defined. Intervals are 95 %, "
-    "bootstrapped over folders."
+    "Rank τ and rank ρ correlate the candidates' ranks, as the statistics are defined."
 )
 
 
@@ -59,7 +58,7 @@ class ConsistencyRank:
     title = "ConsistencyRank"
     columns = tuple(MEASURES.values())
     paper = paper_table("consistency_rank")
-    notes = (NOTE,)
+    note, resampled = NOTE, "folders"
 
     def settings(self) -> JsonObject:
         return {"benchmark": "consistency-rank", "data": self.data.fingerprint, "judge": self.judge.name}

@@ -49,7 +49,7 @@ NOTE = (
     "Accuracy, macro mean over the task types, 13 in the published data. Strict: the preferred output scores higher. "
     "With ties (≥): it scores at least as high. The paper does not say which of the two it prints. Each output is "
     "resized to its input, overall is √(prompt following · consistency) of an image, and P(Yes) adds up the spellings "
-    "of Yes and of No that are single tokens. Intervals are 95 %, bootstrapped over instructions."
+    "of Yes and of No that are single tokens."
 )
 
 
@@ -153,7 +153,7 @@ TABLES: Mapping[Kind, PairTable] = {
         row=VcRewardRow,
         columns={"Accuracy": ALL_ROWS + 1, "Mean over tasks": MACRO + 1},
         note="Accuracy: share of pairs whose preferred edit scores higher in consistency. No published row is shown: "
-        "the paper's figures are not part of pacorl. Intervals are 95 %, bootstrapped over instructions.",
+        "the paper's figures are not part of pacorl.",
     ),
     "edit-reward-compass": PairTable(
         title="EditReward-Compass",
@@ -161,8 +161,7 @@ TABLES: Mapping[Kind, PairTable] = {
         columns={"Instruction awareness": ALL_ROWS, "Visual consistency": ALL_ROWS + 1},
         paper=paper_table("edit_reward_compass"),
         note="Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, "
-        "which two P(Yes) hardly are. There is no question about visual quality. Intervals are 95 %, bootstrapped over "
-        "instructions.",
+        "which two P(Yes) hardly are. There is no question about visual quality.",
     ),
 }
 
@@ -194,7 +193,7 @@ class EditRewardBench:
     def __post_init__(self) -> None:
         self.table = TABLES[self.kind]
         self.title, self.columns, self.paper = self.table.title, tuple(self.table.columns), self.table.paper
-        self.notes = (self.table.note,)
+        self.note, self.resampled = self.table.note, "instructions"
 
     @cached_property
     def _outputs(self) -> dict[str, tuple[Choice, int]]:

@@ -129,11 +129,12 @@ class GeditBench:
     columns = tuple(f"{subset} {figure}" for subset, figure in product(SUBSETS, FIGURES))
     paper = paper_table("gedit")
 
-    notes = (
+    note = (
         "SC, PQ and O = √(SC · PQ) of each edit, from 0 to 10; mean per task type, then over the task types, 11 in the "
         "published data. -I is the intersection subset. The published rows were rated by another model with VIEScore's "
-        "own words: compare with care. Intervals are 95 %, bootstrapped over edits.",
+        "own words: compare with care."
     )
+    resampled = "edits"
 
     def settings(self) -> JsonObject:
         return {

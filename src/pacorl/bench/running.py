@@ -35,9 +35,6 @@ from pacorl.judge import NO_JUDGE, check_judge
 from pacorl.records import leaks
 from pacorl.report.html import render
 
-RUN_LEVELS = 3
-"""Maximum depth of an adapter below its run's folder: RUN/checkpoints/step-000040/adapter."""
-
 logger = logging.getLogger(__name__)
 OpenProgress = Callable[[str], AbstractContextManager[Progress]]
 
@@ -147,20 +144,13 @@ def run_benchmark(
 
 def _leaked(benchmark: Benchmark, options: BenchmarkOptions) -> Mapping[str, str]:
     """Find the items in the training data of the run that contains the measured adapter."""
-    if not Path(options.subject_adapter or "/absent").exists():
+    folder = leaks.run_of(options.subject_adapter)
+    try:
+        return leaks.trained_on(benchmark.texts(), folder) if folder else {}
+    except ValueError as error:
+        # The user did not request this comparison, so it must not stop the run.
+        logger.warning("not compared with the training data of the adapter: %s", error)
         return {}
-
-    # The adapter may be a checkpoint's, a few folders below its run's config.
-    adapter = Path(options.subject_adapter)
-    for folder in (adapter, *adapter.resolve().parents[:RUN_LEVELS]):
-        if (folder / "config.yaml").is_file():
-            try:
-                return leaks.trained_on(benchmark.texts(), folder)
-            except ValueError as error:
-                # The user did not request this comparison, so it must not stop the run.
-                logger.warning("not compared with the training data of the adapter: %s", error)
-                break
-    return {}
 
 
 def run(
@@ -313,7 +303,7 @@ def _gather(
         if against:
             lines += _compared(benchmark, good, against, name=name)
     # The paper's rows, padded to our columns, unless the data are clearly others in the published form.
-    paper, notes = benchmark.paper or PaperTable("", {}), [*benchmark.notes]
+    paper, notes = benchmark.paper or PaperTable("", {}), [benchmark.note]
     if benchmark.data.total < paper.items / 2:
         notes.append(
             f"The rows of {paper.source} are left out: these {benchmark.data.total:,} items are not the published "
@@ -330,5 +320,5 @@ def _gather(
         measured=len(good),
         missing=missing,
         trained_on=leaked,
-        table=Table(benchmark.title, benchmark.columns, tuple(lines), source=paper.source, notes=notes),
+        table=Table(benchmark.title, benchmark.columns, tuple(lines), paper.source, notes, benchmark.resampled),
     )

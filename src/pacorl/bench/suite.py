@@ -65,8 +65,12 @@ class Benchmark(Protocol):
         """Items, and the records that were left out."""
 
     @property
-    def notes(self) -> Sequence[str]:
-        """Lines under the main table."""
+    def note(self) -> str:
+        """Line under the main table."""
+
+    @property
+    def resampled(self) -> str:
+        """Groups that the intervals draw, such as `folders`."""
 
     def settings(self) -> Mapping[str, Any]:
         """Inputs of the results, as JSON: the data, the judge, the questions."""
@@ -102,22 +106,26 @@ class Table:
     source: str = ""
     """Citation of the published rows, e.g. `arXiv 2512.04784, Tab. 2`."""
     notes: Sequence[str] = ()
+    resampled: str = ""
+    """Groups that the intervals draw."""
 
     @property
-    def footnotes(self) -> tuple[str, ...]:
-        """Notes, and the meaning of the mark of published rows."""
-        if not any(line.published for line in self.lines):
-            return tuple(self.notes)
-        return (*self.notes, f"{MARK} Published in {self.source}, on its own data; not measured here.")
+    def footnotes(self) -> list[str]:
+        """Notes, and the meaning of intervals and of the mark of published rows, if there are any."""
+        notes = [*self.notes]
+        # Few items have no intervals.
+        if any(isinstance(cell, Interval) and cell.low is not None for line in self.lines for cell in line.cells):
+            notes.append(f"Intervals are 95 %, bootstrapped over {self.resampled}.")
+        if any(line.published for line in self.lines):
+            notes.append(f"{MARK} Published in {self.source}, on its own data; not measured here.")
+        return notes
 
     @property
     def markdown(self) -> str:
         """A heading, a GitHub-flavoured table and its notes."""
         rows = [["", "source", *self.columns], ["---"] * (2 + len(self.columns))]
         for line in self.lines:
-            source = "measured"
-            if line.published:
-                source = f"published {MARK}"
+            source = f"published {MARK}" if line.published else "measured"
             rows.append([line.name, source, *self.texts(line)])
 
         # A bar or a line break in a name would end its cell.
@@ -174,9 +182,7 @@ def macro_means(
     cell_D = (group_N * shape[1] + column_N)[drawn]
     size = shape[0] * shape[1]
     count = np.bincount(cell_D, minlength=size).reshape(shape)
-    sums = []
-    for value_D in values_NK[drawn].T:
-        sums.append(np.bincount(cell_D, value_D, size).reshape(shape))
+    sums = [np.bincount(cell_D, value_D, size).reshape(shape) for value_D in values_NK[drawn].T]
     # A draw may lack a group, and even a column.
     with np.errstate(invalid="ignore"):
         return np.asarray((np.array(sums) / np.maximum(count, 1)).sum(1) / (count > 0).sum(0))

@@ -71,7 +71,7 @@ COLUMNS = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{n}, all cases" f
 NOTE = (
     "Average = 0.2 · aesthetics + 0.3 · mean alignment + 0.5 · mean consistency. Consistency leaves out cases whose "
     "mean is 0, as the released evaluation does; “all cases” counts every case that has criteria in the dimension. "
-    "Which aesthetics scorer the paper used is not known. Intervals are 95 %, bootstrapped over cases."
+    "Which aesthetics scorer the paper used is not known."
 )
 
 
@@ -174,12 +174,12 @@ class T2isBench:
     title = "T2IS-Bench"
     columns = COLUMNS
     paper = PAPER
-    notes = (NOTE,)
+    note, resampled = NOTE, "cases"
 
     def settings(self) -> JsonObject:
-        settings: JsonObject = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
-        settings["images"] = dict(self.made_by)
-        return settings | {"aesthetics": self.aesthetics_name}
+        data, judge = self.data.fingerprint, self.judge.name
+        images: JsonObject = {"images": dict(self.made_by), "aesthetics": self.aesthetics_name}
+        return {"benchmark": "t2is", "data": data, "judge": judge} | images
 
     def texts(self) -> Texts:
         # Ids too: a training record of a case may have other words, and the case's id.
@@ -218,12 +218,8 @@ class T2isBench:
         if self.aesthetics is None:
             return []
         # The caption as the prompt and as its only panel, because rewards differ in the field they read.
-        prompts = []
-        for number, text in enumerate(case.captions):
-            prompts.append(Prompt(id=number, text=text, theme=text, panels=(text,)))
-        scale = 1.0
-        if self.aesthetics_name == AESTHETIC:
-            scale = AESTHETIC_SCALE
+        prompts = [Prompt(number, text, theme=text, panels=(text,)) for number, text in enumerate(case.captions)]
+        scale = AESTHETIC_SCALE if self.aesthetics_name == AESTHETIC else 1.0
         scores = []
         for value in self.aesthetics(prompts, images):
             if value is None or not isfinite(value):
@@ -248,9 +244,7 @@ class T2isBench:
         """Return dimension → mean over criteria of the mean over pairs."""
         # Once, as the released evaluation does: to 512 × 512 and then to the judge's patches would blur them twice.
         prompting = getattr(self.judge.judge, "prompting", None)
-        size = SERVED_PAIR
-        if prompting:
-            size = prompting.resized(PAIR)
+        size = prompting.resized(PAIR) if prompting else SERVED_PAIR
         small = [image.resize((size.width, size.height)) for image in images]
         pairs = list(combinations(range(len(small)), 2))
         questions = {}
@@ -265,12 +259,10 @@ class T2isBench:
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         # The scores of each case by column. A case without any, as without criteria, counts nowhere: 0 is a judgement.
         aesthetics = [row["aesthetics"] for row in rows]
-        alignment = []
-        consistency = []
-        for name in ALIGNED:
-            alignment.append([[means[name] for means in row["alignment"] if name in means] for row in rows])
-        for name in CONSISTENT:
-            consistency.append([[row["consistency"][name]] if name in row["consistency"] else [] for row in rows])
+        alignment = [[[of[name] for of in row["alignment"] if name in of] for row in rows] for name in ALIGNED]
+        consistency = [
+            [[row["consistency"][name]] if name in row["consistency"] else [] for row in rows] for name in CONSISTENT
+        ]
         # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
         released = [[[score for score in scores if score > 0] for scores in cases] for cases in consistency]
         columns = [_pooled(cases) for cases in (aesthetics, *alignment, *released, *consistency)]
@@ -317,9 +309,7 @@ def _pooled(cases: Sequence[Sequence[float]]) -> Floats:
 def _mean(sum_C2: Floats) -> float:
     """Return the mean of all scores of some cases; NaN if there are none."""
     total, count = sum_C2.sum(0)
-    if not count:
-        return float("nan")
-    return float(total / count)
+    return float(total / count) if count else float("nan")
 
 
 def _build(data: Dataset[Case], options: BenchmarkOptions, reward: PacoReward, out: Path) -> T2isBench:

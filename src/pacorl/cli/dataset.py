@@ -180,7 +180,9 @@ def pair(
     """Cut the grids, and combine them into questions for people."""
     from pacorl.dataset.grids import pair as cut
 
-    run("cutting", cut, folder, limit=limit, then=f"{following('annotate', folder)} --annotators ann,ben")
+    then = f"{following('annotate', folder)} --annotators ann,ben"
+    # In the tiny world a control's foreign image may show the same hero.
+    run("cutting", cut, folder, limit=limit, then=f"{then} --no-controls" if _is_tiny(folder) else then)
 
 
 @app.command()
@@ -240,17 +242,22 @@ def export(
     """Turn rankings into training pairs, held-out pairs and a benchmark."""
     from pacorl.dataset.export import export as write
     from pacorl.dataset.importing import import_rankings
-    from pacorl.io.documents import read_object
 
     for source in rankings:
         counts = import_rankings(folder, source)
         echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images")
     files = [shlex.quote(str((out or folder / "export") / f"consistency_{name}.jsonl")) for name in ("train", "test")]
-    manifest = folder / "manifests" / "generate.json"
-    generator = read_object(manifest)["plan"]["options"]["generator"] if manifest.is_file() else {}
-    recipe = "tiny" if generator.get("checkpoint") == TINY else "paco_reward_7b"
+    recipe = "tiny" if _is_tiny(folder) else "paco_reward_7b"
     command = f"train-reward reward/{recipe} data.train=[{files[0]}] data.evaluation=[{files[1]}]"
     run("exporting", write, folder, out=out, test_share=test_share, seed=seed, then=command)
+
+
+def _is_tiny(folder: Path) -> bool:
+    """Whether the tiny generator made a dataset's images."""
+    from pacorl.io.documents import read_object
+
+    manifest = folder / "manifests" / "generate.json"
+    return manifest.is_file() and read_object(manifest)["plan"]["options"]["generator"].get("checkpoint") == TINY
 
 
 def _flat(counts: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -280,7 +280,7 @@ def _judge_of(judge: CalibratedJudge, files: Sequence[str]) -> str:
     from pacorl.judge import check_judge, default_judge
 
     source = judge.judge or default_judge(map(Path, files))
-    check_judge(source)
+    check_judge(source, calibration=judge.calibration or "")
     return source
 
 
@@ -320,7 +320,7 @@ def calibrate(
 ) -> None:
     """Fit a temperature and a bias on labelled pairs, and write a calibration file."""
     from pacorl.core.calibration import fit_curve
-    from pacorl.gate.calibrate import ask_comparisons, error_line
+    from pacorl.gate.calibrate import ask_comparisons, check_unseen, error_line
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.io.files import check_new, check_writable
     from pacorl.io.images import check_readable
@@ -338,6 +338,7 @@ def calibrate(
         pairs = comparisons_from(data, scratch=Path(scratch))
         test_pairs = comparisons_from(test, scratch=Path(scratch)) if test else []
         check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
+        check_unseen(judge, pairs, test=test_pairs)
         with PacoReward.from_pretrained(judge) as reward, progress(f"questions to {reward.name}") as advance:
             name = reward.name
             answers = ask_comparisons(reward.judge, pairs, progress=advance)

@@ -121,7 +121,7 @@ def generate(
     if judge:
         from pacorl.judge import check_judge
 
-        check_judge(judge)
+        check_judge(judge, calibration=choice.calibration or "")
 
     # Import and load.
     from pacorl.io.imports import frozen_imports

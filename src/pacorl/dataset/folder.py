@@ -79,7 +79,8 @@ def read_prompts(path: Path) -> list[PromptRecord]:
 
 def read_instances(path: Path) -> list[Instance]:
     """Read instances. Raises ValueError with file and line if one is malformed or repeats an id."""
-    instances = read_records(path, partial(typed, kind=Instance))
+    fix = "write it for images of your own, or let `pacorl dataset pair` make it of generated grids"
+    instances = read_records(path, partial(typed, kind=Instance), fix=fix)
     return list(by_key(instances, lambda instance: instance.id, source=path).values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +14,10 @@ from pacorl.io.images import open_image
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.judge import Judge
 from pacorl.judge.pairwise import ask
+from pacorl.records.leaks import pairs_trained_on, shared_pairs
 from pacorl.types import Comparison, Question
 
+logger = logging.getLogger(__name__)
 CHUNK = 256
 """Comparisons whose images are in memory at a time."""
 
@@ -23,6 +26,27 @@ FEWEST_FOR_BINS = 200
 
 Answers = tuple[Floats, NDArray[np.bool_]]
 """P(Yes) of comparisons, and their labels."""
+
+
+def check_unseen(judge: str, pairs: Sequence[Comparison], *, test: Sequence[Comparison] = ()) -> None:
+    """Raise ValueError for pairs that the judge was trained on, and for test pairs that the curve is fitted to."""
+    if shared := shared_pairs(test, pairs):
+        first = shared[0].images[0].name
+        raise ValueError(
+            f"{len(shared)} of {len(test)} held-out pairs are in the fit too, such as {first}'s; give others"
+        )
+    try:
+        learned = pairs_trained_on([*pairs, *test], judge)
+    except ValueError as fault:
+        # The data may have moved since the training, and the judge is still of use.
+        logger.warning("%s", fault)
+        return
+    if learned:
+        raise ValueError(
+            f"{len(learned)} of {len(pairs) + len(test)} pairs are among the judge's training data, such as "
+            f"{learned[0].images[0].name}'s, and it is surer of them than of others; give pairs that it was not "
+            "trained on, such as the consistency_test.jsonl of an export"
+        )
 
 
 def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison], *, progress: Progress = silent) -> Answers:

@@ -67,7 +67,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         curve = read_calibration(calibration)
         judge, name = judge_from(str(source), variants=variants, calibration=curve, memory=memory)
         if curve:
-            curve.check_judge(name, identity_at(str(source), name))
+            curve.check_judge(str(source), name, identity_at(str(source), name))
         return cls(judge, name=name)
 
     @property
@@ -171,6 +171,4 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
 
 def _opened(image: ImageLike) -> Any:
-    if isinstance(image, str | Path):
-        return open_source(image)
-    return image
+    return open_source(image) if isinstance(image, str | Path) else image

@@ -13,6 +13,7 @@ from pacorl.config.options import JUDGE_KEY, UsageError
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.io.files import text_digest
 from pacorl.io.images import recipe_of
+from pacorl.judge.calibration import read_calibration
 from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings, is_address
 from pacorl.types import TINY, TINY_EDITS
 
@@ -81,9 +82,7 @@ def identity_of(settings: JudgeSettings) -> str:
     from pacorl.judge.local import weight_digests
 
     digests = weight_digests(settings.checkpoint, settings.adapter)
-    if not all(digests):
-        return ""
-    return f"sha256 {text_digest(' '.join(digests))[:16]}"
+    return f"sha256 {text_digest(' '.join(digests))[:16]}" if all(digests) else ""
 
 
 def identity_at(source: str, name: str) -> str:
@@ -142,13 +141,16 @@ def default_judge(images: Iterable[Path | bytes]) -> str:
     return TINY
 
 
-def check_judge(source: str, *, adapter: str = "") -> None:
-    """Check a source string and its adapter before heavy imports; a server's faults appear later.
+def check_judge(source: str, *, adapter: str = "", calibration: str | Path = "") -> None:
+    """Check a source string, its adapter and its calibration before weights are loaded; a server's faults appear later.
 
     Raises:
         ValueError: There is no such checkpoint or adapter, or they do not fit.
+        UsageError: The calibration is of another judge.
     """
     if not is_address(source):
         from pacorl.judge.local import check_local
 
         check_local(source, adapter)
+        if curve := read_calibration(calibration):
+            curve.check_judge(source, source, identity_at(source, source))

@@ -34,13 +34,13 @@ class Calibration:
     identity: str = ""
     """A digest of the judge's weights, or its name on a server (`judge.identity_at`); without one, names count."""
 
-    def check_judge(self, name: str, identity: str) -> None:
+    def check_judge(self, source: str, name: str, identity: str) -> None:
         """Raise UsageError for another judge than the calibrated one: its curve and thresholds would mean nothing."""
         is_same = identity == self.identity if self.identity else name == self.judge
         if not is_same:
             raise UsageError(
                 f"the calibration is of the judge {self.judge} ({self.identity or 'weights unknown'}), and {name} is "
-                f"another ({identity}): make one by `pacorl calibrate {name} PAIRS`, or, if a server has the "
+                f"another ({identity}): make one by `pacorl calibrate {source} PAIRS`, or, if a server has the "
                 f'calibrated judge, write "identity": "{identity}" into the file'
             )
 

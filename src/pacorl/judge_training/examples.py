@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,13 @@ from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import processes
 from pacorl.judge_training.tuning import processor_of
 from pacorl.records.comparisons import IMAGE_TAG, answer_text, comparisons_from
+from pacorl.records.leaks import shared_pairs
 from pacorl.types import Comparison
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+logger = logging.getLogger(__name__)
 Target = Literal["reasons", "label"]
 
 
@@ -174,6 +177,10 @@ def load_data(config: JudgeConfig) -> JudgeData:
         # Open all images once: a damaged image would end a long run later.
         if processes().is_main_process:
             check_readable(path for comparison in [*train, *evaluation] for path in comparison.images)
+            if shared := shared_pairs(evaluation, train):
+                logger.warning(
+                    "%d of %d evaluation pairs are trained on too: not held out", len(shared), len(evaluation)
+                )
 
     processor = processor_of(config.model.checkpoint, max_pixels=config.model.max_pixels)
     collator = Collator(processor, target=config.loss.target)

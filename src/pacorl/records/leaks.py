@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,10 +22,14 @@ from pacorl.io.documents import blamed_on, read_jsonl, read_yaml
 from pacorl.io.files import kept_digest
 from pacorl.records.comparisons import comparisons_from
 from pacorl.records.prompts import load_prompts
-from pacorl.types import Prompt
+from pacorl.types import Comparison, Prompt
 
 LEAKS = "leaks.txt"
 """File of a run with its warning about training prompts that it evaluates on."""
+CONFIG = "config.yaml"
+"""File of a training run with its data."""
+RUN_LEVELS = 3
+"""Maximum depth of an adapter below its run's folder: RUN/checkpoints/step-000040/adapter."""
 IDS = ("original_idx", "case_id")
 """Keys of a training record that name the benchmark's item it came from."""
 QUOTED = re.compile(
@@ -170,23 +174,62 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
     return shared
 
 
+def run_of(weights: str) -> Path | None:
+    """Return the folder of the training run that made these weights; None if they lie in none."""
+    folder = Path(weights)
+    if not weights or not folder.exists():
+        return None
+    folders = (folder, *folder.resolve().parents[:RUN_LEVELS])
+    return next((each for each in folders if (each / CONFIG).is_file()), None)
+
+
+def pairs_trained_on(pairs: Sequence[Comparison], weights: str) -> list[Comparison]:
+    """List the pairs that are in the training data of a judge; none if its weights lie in no run's folder.
+
+    Raises:
+        ValueError: if the training data is missing, since pairs must not count as clean unread.
+    """
+    run = run_of(weights)
+    if not run:
+        return []
+    with blamed_on(f"the training data of {run} cannot be compared with the pairs"), TemporaryDirectory() as scratch:
+        return shared_pairs(pairs, _trained_comparisons(run, Path(scratch)))
+
+
+def shared_pairs(pairs: Sequence[Comparison], others: Iterable[Comparison]) -> list[Comparison]:
+    """List the pairs whose images are a pair of `others` too, in either order, whatever the names and the question."""
+    # A file of another size is another image: of a large data set few need to be read.
+    sizes = {image.stat().st_size for pair in pairs for image in pair.images}
+    known = set()
+    for other in others:
+        if all(image.stat().st_size in sizes for image in other.images):
+            known.add(frozenset(map(kept_digest, other.images)))
+    return [pair for pair in pairs if frozenset(map(kept_digest, pair.images)) in known]
+
+
+def _trained_comparisons(run: Path, scratch: Path) -> Iterator[Comparison]:
+    """Yield the training data of a judge's run; pairs of the tiny world are drawn into `scratch`."""
+    match read_yaml(run / CONFIG):
+        case {"data": {"train": [*sources]}}:
+            for source in sources:
+                yield from comparisons_from(source, scratch=scratch)
+        case _:
+            raise ValueError(f"its {CONFIG} names neither prompts nor data; name a training run")
+
+
 def _trained_texts(run: Path) -> Iterator[str]:
     """Yield every text and id of the training data of a policy's or a judge's run."""
-    config = read_yaml(run / "config.yaml") or {}
-    if "prompts" in config:
-        source = config["prompts"]["train"]
-        for prompt in load_prompts(source):
-            yield from (prompt.text, prompt.theme, shared_text(prompt.text), *prompt.panels)
-        for row in read_jsonl(Path(source)) if source.endswith(".jsonl") else ():
-            yield from [id_text(str(row[name])) for name in IDS if row.get(name)]
-    elif "data" in config:
-        with TemporaryDirectory() as scratch:
-            for source in config["data"]["train"]:
-                for comparison in comparisons_from(source, scratch=Path(scratch)):
+    match read_yaml(run / CONFIG):
+        case {"prompts": {"train": str(source)}}:
+            for prompt in load_prompts(source):
+                yield from (prompt.text, prompt.theme, shared_text(prompt.text), *prompt.panels)
+            for row in read_jsonl(Path(source)) if source.endswith(".jsonl") else ():
+                yield from [id_text(str(row[name])) for name in IDS if row.get(name)]
+        case _:
+            with TemporaryDirectory() as scratch:
+                for comparison in _trained_comparisons(run, Path(scratch)):
                     for quotations in QUOTED.findall(comparison.question):
                         yield from quotations
-    else:
-        raise ValueError("its config.yaml names neither prompts nor data; name a training run")
 
 
 # --- sameness --------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def next_command(run: RunFolder) -> str:
         return f"pacorl {command} {character}{folder}/config.yaml --resume auto"
     if command == "train-reward":
         judge = "merged" if (run.path / "merged").is_dir() else "adapter"
-        data = shlex.quote(settings.get("data.evaluation.0") or settings["data.train.0"])
+        data = shlex.quote(settings.get("data.evaluation.0", "PAIRS"))  # never the training pairs
         return f"pacorl calibrate {folder}/{judge} {data}"
     kind = settings.get("model.kind", "")
     is_editor = kind in POLICIES and not POLICIES[kind].sets
@@ -189,9 +189,7 @@ class Set:
     def panels(self) -> tuple[str, ...]:
         """One text per panel; empty if the prompt has none that fit its grid."""
         texts = panel_texts(self.pair.before.text)
-        if len(texts) != self.pair.before.grid.count:
-            return ()
-        return texts
+        return () if len(texts) != self.pair.before.grid.count else texts
 
     @property
     def scores(self) -> list[tuple[str, list[float | None]]]:
