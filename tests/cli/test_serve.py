@@ -64,10 +64,8 @@ def test_the_built_in_server_gets_a_judge_and_its_address(calls: CALLS, judge_fo
 
 
 def test_vllm_gets_what_follows_the_dashes(calls: CALLS) -> None:
-    result = run(
-        *("serve", "org/Base-7B", "--backend", "vllm", "--api-key", "secret", "--port", 8001),
-        *("--", "--seed", "1"),
-    )
+    command = ("serve", "org/Base-7B", "--backend", "vllm", "--api-key", "secret", "--port", 8001)
+    result = run(*command, "--", "--seed", "1")
     assert result.exit_code == 0, result.output
     assert calls["served"] == vllm.Served("org/Base-7B", "Base-7B", port=8001)
     assert (calls["extra"], calls["api_key"]) == (["--seed", "1"], "secret")

@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
@@ -94,7 +94,7 @@ class ChatRequest(Form):
     """Question to answer. The text is the likeliest; log-probabilities are the model's at temperature 1."""
 
     messages: list[Turn] = Field(min_length=1, max_length=1)
-    max_tokens: int = Field(512, ge=1, le=2048)
+    max_tokens: int = Field(512, ge=1, le=2048, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
     temperature: float = 1.0
     top_p: float = 1.0
     repetition_penalty: Literal[1] = 1
