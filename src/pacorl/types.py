@@ -98,10 +98,7 @@ class Character:
     @property
     def text(self) -> str:
         """Description, with the preserved traits that it lacks."""
-        missing = []
-        for looks in self.keep.values():
-            if looks.lower() not in self.description.lower():
-                missing.append(looks)
+        missing = [looks for looks in self.keep.values() if looks.lower() not in self.description.lower()]
         return ", ".join([self.description.rstrip("."), *missing])
 
     @property

@@ -78,9 +78,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        most = BODY_BYTES
-        if self.is_upload(scope["path"]):
-            most = self.upload_bytes
+        most = self.upload_bytes if self.is_upload(scope["path"]) else BODY_BYTES
         read = 0
 
         async def receive_up_to() -> Message:

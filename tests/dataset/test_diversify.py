@@ -1,4 +1,4 @@
-"""Prompts that differ: an independent set of the graph of near prompts, its spread, and the step."""
+"""Prompts that differ: an independent set of the graph of near prompts, and its spread."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import normalize
 
-from pacorl.dataset.diversify import diversify, independent_set
-from pacorl.dataset.folder import read_prompts
+from pacorl.dataset.diversify import independent_set
 
 
 @pytest.fixture
@@ -38,14 +37,3 @@ def test_duplicates_go_first():
     kept = independent_set(np.concatenate([base, base]), 30)
     assert {index % 30 for index in kept} == set(range(30))
     assert sorted(independent_set(base, 31)) == [*range(30)]
-
-
-def test_step_writes_reports_and_repeats(dataset):
-    folder = dataset(prompts=12, grids=2, paired=False)
-    (folder / "diverse.jsonl").unlink()
-    counts = diversify(folder, number=5)
-    kept = read_prompts(folder / "diverse.jsonl")
-    assert counts["kept"] == len(kept) == 5
-    written = (folder / "diverse.jsonl").stat().st_mtime_ns
-    assert diversify(folder, number=5) == counts
-    assert (folder / "diverse.jsonl").stat().st_mtime_ns == written

@@ -71,15 +71,11 @@ def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
 def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path: Path) -> None:
     source = mine(*(line(group, "One hero,") for group in range(3)))
     import_rankings(tmp_path, source)
-    with pytest.raises(
-        ValueError, match=r"nothing is left to test on: all 3 groups hang together .* \(--test-share 0\)"
-    ):
+    with pytest.raises(ValueError, match=r"all 3 groups hang together .* \(--test-share 0\)"):
         export(tmp_path)
     assert export(tmp_path, test_share=0.0)["splits"]["train"]["groups"] == 3
-    mine(
-        *(line(group, f"One hero,,hero {group}") for group in range(3)),
-        header="reference,candidates,theme,annotator,group",
-    )
+    lines = [line(group, f"One hero,,hero {group}") for group in range(3)]
+    mine(*lines, header="reference,candidates,theme,annotator,group")
     import_rankings(tmp_path, source)
     counts = export(tmp_path)
     assert {name: split["groups"] for name, split in counts["splits"].items()} == {"train": 2, "test": 1}

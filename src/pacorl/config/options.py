@@ -43,9 +43,7 @@ MEMORY = ("normal", "low", "lowest")
 
 def packed_form(memory: str) -> dict[str, Any]:
     """Return the quantisation of a `memory`, on which images and scores depend; empty if there is none."""
-    if memory == "normal":
-        return {}
-    return {"quantize": "int8"}
+    return {} if memory == "normal" else {"quantize": "int8"}
 
 
 # --- flags -----------------------------------------------------------------------------------------------------

@@ -38,9 +38,7 @@ def public(value: Any, *, name: str = "") -> Any:
         return {key: public(item, name=str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [public(item, name=name) for item in value]
-    if isinstance(value, str) and find_secret(value):
-        return MASK
-    return value
+    return MASK if isinstance(value, str) and find_secret(value) else value
 
 
 def find_secret(text: str) -> re.Match[str] | None:

@@ -63,6 +63,4 @@ def _folder() -> Path:
     """Find the recipes: inside the package in a wheel, next to src/ in a checkout."""
     package = Path(__file__).parents[1]
     inside = package / "configs"
-    if inside.is_dir():
-        return inside
-    return package.parents[1] / "configs"
+    return inside if inside.is_dir() else package.parents[1] / "configs"

@@ -40,9 +40,7 @@ from pacorl.types import TINY
 def prompts_file(folder: Path) -> Path:
     """Return the selected prompts of a folder; all prompts if none were selected."""
     selected = folder / "diverse.jsonl"
-    if selected.is_file():
-        return selected
-    return folder / "prompts.jsonl"
+    return selected if selected.is_file() else folder / "prompts.jsonl"
 
 
 def generate(

@@ -102,9 +102,7 @@ def question_of(answer: Ranking) -> str:
             if not sentence.endswith((".", "!", "?")):
                 sentence += "."
             sentences.append(sentence)
-    if sentences:
-        return questions.meets_criterion(" ".join(sentences))
-    return questions.consistent()
+    return questions.meets_criterion(" ".join(sentences)) if sentences else questions.consistent()
 
 
 def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str, int]]:

@@ -144,9 +144,7 @@ class Check:
         panel = self.panels[number]
         question = f"lowest for {panel.lowest_question}" if len(self.scores.questions) > 1 else ""
         reasons = list(filter(None, [question, panel.lowest_character]))
-        if reasons and number in self.failed:
-            return f" ({', '.join(reasons)})"
-        return ""
+        return f" ({', '.join(reasons)})" if reasons and number in self.failed else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""

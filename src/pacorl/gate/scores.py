@@ -90,9 +90,7 @@ class Scores:
     def mean(self) -> float | None:
         """Mean over the pairs that have a score."""
         scored = [pair.p_yes for pair in self.pairs if pair.p_yes is not None]
-        if not scored:
-            return None
-        return fmean(scored)
+        return fmean(scored) if scored else None
 
     @property
     def missing(self) -> tuple[PairScore, ...]:

@@ -186,9 +186,7 @@ class Generator:
 
     def judging(self) -> AbstractContextManager[None]:
         """Move a judge of `turns` to the device for a block."""
-        if not self.turns:
-            return nullcontext()
-        return self.turns.scoring()
+        return self.turns.scoring() if self.turns else nullcontext()
 
     def size_of(self, prompt: Prompt, size: AnySize = None) -> Size:
         """Return the size of a prompt's image: the requested size, or for an edit its area in the source's shape."""
@@ -201,9 +199,7 @@ class Generator:
             return Size(*size)
         if size:
             return size
-        if self._tiny:
-            return self._tiny.size
-        return prompt.size or SIZE
+        return self._tiny.size if self._tiny else prompt.size or SIZE
 
     def prompts_of(self, prompts: Prompts) -> list[Prompt]:
         """Convert one or several prompts or strings to a list of prompts.

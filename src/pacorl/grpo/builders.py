@@ -67,9 +67,7 @@ def without_idle_judges(config: PolicyConfig) -> PolicyConfig:
         raise ConfigError(f"judge is none, and needed by {', '.join(asking)}; set judge.checkpoint=…, or remove them")
     if not held_out:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": ""})})
-    if asking:
-        return config
-    return config.model_copy(update={"judge": None})
+    return config if asking else config.model_copy(update={"judge": None})
 
 
 def with_credit(

@@ -119,9 +119,7 @@ class EvaluationConfig(Section):
     @property
     def judge_settings(self) -> JudgeSettings | None:
         """Settings of `judge`; None without one."""
-        if not self.judge:
-            return None
-        return self._judge_settings
+        return self._judge_settings if self.judge else None
 
     def judged_like(self, judge: JudgeSettings | None) -> EvaluationConfig:
         """Return a copy whose judge has the other settings of the run's."""

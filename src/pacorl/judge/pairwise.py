@@ -168,9 +168,6 @@ def symmetric_matrix(p_yes: Mapping[Pair, float | None], count: int) -> Matrix:
 
 def errors_of(verdicts: Iterable[Verdict]) -> str:
     """Join the distinct errors of missing verdicts."""
-    errors = []
-    for verdict in verdicts:
-        if verdict.error and not verdict.valid:
-            errors.append(verdict.error)
+    errors = [verdict.error for verdict in verdicts if verdict.error and not verdict.valid]
 
     return "; ".join(dict.fromkeys(errors))

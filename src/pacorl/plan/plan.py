@@ -164,9 +164,7 @@ def _lines(plan: Plan) -> Iterator[str]:
 def size_text(number: int, of: int | None = None) -> str:
     """Format bytes as `3.1 GiB`, or as `3.1 GiB of 8 GiB`."""
     text = f"{number / 2**30:.3g} GiB"
-    if of:
-        return f"{text} of {size_text(of)}"
-    return text
+    return f"{text} of {size_text(of)}" if of else text
 
 
 # --- a policy's training ---------------------------------------------------------------------------------------

@@ -161,9 +161,7 @@ def _has_weights(folder: Path) -> bool:
 
 def _json(path: Path) -> JsonObject:
     """Read a JSON file's mapping; empty without the file. Raises ValueError if it holds no mapping."""
-    if not path.exists():
-        return {}
-    return read_object(path, fix="fetch the checkpoint again")
+    return read_object(path, fix="fetch the checkpoint again") if path.exists() else {}
 
 
 # --- rewards ---------------------------------------------------------------------------------------------------

@@ -165,9 +165,7 @@ def _name_of(source: str) -> str:
     """Remove this machine's folders and network addresses from a source."""
     if "://" in source:
         return "(an address)"
-    if Path(source).is_absolute() or source.startswith("~"):
-        return Path(source).name
-    return source
+    return Path(source).name if Path(source).is_absolute() or source.startswith("~") else source
 
 
 def _measured(results: Sequence[Result]) -> str:
@@ -177,6 +175,4 @@ def _measured(results: Sequence[Result]) -> str:
         sides = [interval_text(side) if side else "–" for side in (row.before, row.after)]
         difference = interval_text(row.difference, signed=True) if row.difference else "–"
         lines.append(f"| {row.name} | {sides[0]} | {sides[1]} | {difference} |")
-    if not results:
-        return ""
-    return "\n".join(lines)
+    return "\n".join(lines) if results else ""

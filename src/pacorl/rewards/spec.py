@@ -160,9 +160,7 @@ class UserReward:
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Any:
         with self._blamed(f"on {named(prompts)}"):
             result = self.reward(prompts, images)
-            if isinstance(result, Iterator):
-                return list(result)
-            return result
+            return list(result) if isinstance(result, Iterator) else result
 
     def _panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         with self._blamed(f"on {named(prompts)}"):

@@ -142,9 +142,7 @@ def majority(panels: Sequence[Panel | None]) -> Majority:
     if not valid:
         return (None,) * len(LOOKS)
 
-    commonest = []
-    for values in zip(*valid, strict=True):
-        commonest.append(max(sorted(set(values)), key=values.count))
+    commonest = [max(sorted(set(values)), key=values.count) for values in zip(*valid, strict=True)]
     return tuple(commonest)
 
 

@@ -57,9 +57,7 @@ class PolicyOptions(ModelSection):
     @property
     def unguided(self) -> Self:
         """These options without classifier-free guidance, for a loss on the model's own velocity."""
-        if self.cfg_scale:
-            return self.model_copy(update={self.cfg_scale: 1.0})
-        return self
+        return self.model_copy(update={self.cfg_scale: 1.0}) if self.cfg_scale else self
 
     @property
     def warning(self) -> str:

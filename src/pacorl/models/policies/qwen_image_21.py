@@ -108,9 +108,7 @@ class QwenImage21Policy(QwenEditPolicy):
 
     def unshifted_sigmas(self, num_steps: int) -> Any:
         sigmas = self.pipeline.config.sample_sigmas or ()
-        if len(sigmas) == num_steps:
-            return sigmas
-        return super().unshifted_sigmas(num_steps)
+        return sigmas if len(sigmas) == num_steps else super().unshifted_sigmas(num_steps)
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Return the conditioning of the prompt that all rows have, at batch 1."""
