@@ -28,6 +28,9 @@ def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
     assert [panel["characters"] for panel in document["panels"]] == casts
     assert document["panels"][2]["lowest_character"] == "light"
     assert "image 3 (light)" in check_lines(result, judge="grey")[2]
+    both = check_set(judge, grey(20, 90, 20), least=0.5).with_lower(result)
+    assert [panel.lowest_character for panel in both.panels] == [None, None, "light"]
+    assert (both.asked, len(both.controls)) == (7 + 3 + 3, 6)
 
 
 def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -84,6 +85,9 @@ def test_pages_are_shown_ranked_removed_brought_back_and_fill_the_form_in(studio
         user.find("Change it").click()
         await user.should_see("'smile'", retries=20)  # the practice model knows no such word
         assert (studio.draft.words, studio.draft.change) == (EXAMPLE, "smile")
+        for panel, words in ((2, "smile"), (1, "")):
+            press(user, f"Change panel {panel} by words")
+            assert studio.draft.change == words
         press(user, "Close the message")
         await user.should_not_see("'smile'", retries=20)
         press(user, "Remove a fox")
@@ -147,8 +151,11 @@ def test_a_character_is_made_kept_captioned_and_removed_by_one_rule(studio):
     from nicegui import ui
 
     add_page(studio)
+    add_page(studio)
 
     async def story(user):
+        names = [button.props.get("aria-label", "") for button in user.find(kind=ui.button).elements]
+        assert len({name for name in names if name.startswith("Open a fox")}) == 2, "pages of the same words"
         user.find("Characters").click()
         user.find("Name").type("Milo the hat")
         user.find("What it looks like").type("a red hero with a crown")
@@ -229,6 +236,22 @@ def test_nothing_is_read_without_the_link_and_the_socket_asks_for_it_too(studio)
 
 
 @pytest.mark.slow
+def test_a_job_that_cannot_be_stopped_does_not_hold_the_studio(tmp_path):
+    script = """if True:
+        import pathlib, sys, threading
+        from pacorl.studio import server
+        made = server.make_app
+        server.make_app = lambda studio: studio.submit(threading.Event().wait) or made(studio)
+        announce = lambda link: print(link, flush=True)
+        server.serve(server.StudioModels(), folder=pathlib.Path(sys.argv[1]), port=0, announce=announce)"""
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "studio")], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tmp_path):
     command = [sys.executable, "-m", "pacorl", "studio", "--port", "0", "--folder", str(tmp_path / "studio")]
@@ -255,9 +278,13 @@ def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tm
     titles = {page.title()}
     page.get_by_label("Change panel 4 by words").press("Enter")
     changes = page.get_by_label(CHANGES)
+    changes.press("Escape")
+    playwright.expect(page.get_by_label("Change panel 4 by words")).to_be_focused()
+    page.get_by_label("Change panel 4 by words").press("Enter")
     changes.fill("Show the scene at night.")
     changes.press("Control+Enter")
     playwright.expect(page.locator(".candidates button")).to_have_count(5, timeout=PATIENCE)
+    playwright.expect(page.get_by_label("Change panel 4 by words")).to_be_focused()
     playwright.expect(page.get_by_role("navigation").get_by_label("Open ")).to_have_count(2)
     assert len(titles | {page.title()}) == 2, "the title names the page"
     page.locator(".strip .shot").last.press("Enter")

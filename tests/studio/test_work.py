@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from pacorl.config.user_files import NO_USER_FILES
-from pacorl.core.grid import split
+from pacorl.core.grid import panel_texts, split
 from pacorl.core.set_scores import TIE, tied_groups
 from pacorl.generate.generated_images import Judged
 from pacorl.io.children import start_python
@@ -22,8 +22,9 @@ from pacorl.io.images import open_image
 from pacorl.studio.folder import Drawing, page_of
 from pacorl.studio.models import JUDGE
 from pacorl.studio.teaching import Training, newest_training, training_recipe
-from pacorl.studio.work import DRAWINGS, Studio
+from pacorl.studio.work import DRAWINGS, Studio, changed
 from pacorl.tiny import CHECKPOINTS
+from pacorl.tiny.words import tiny_panel
 from pacorl.tiny.world import Panel, draw
 from pacorl.types import TINY
 
@@ -138,8 +139,15 @@ def test_a_panel_that_is_changed_by_words_returns_into_its_page(studio):
         for index, (old, new) in enumerate(zip(panels_of(before), panels_of(drawing), strict=True)):
             assert np.array_equal(old, new) == (index != 1 or drawing is last)
     assert studio.draft.words == words
+    texts = {drawing.recipe.panels[1]: drawing.recipe for drawing in drawings}
+    assert [*texts] == ["waving, boat", "waving, tree, night"], "as it was asked now"
+    for text, recipe in texts.items():
+        assert panel_texts(recipe.prompt)[1] == f"{text}."
+        assert tiny_panel(recipe.theme, text).panels[0] == text.removesuffix(", night"), "it can be drawn again"
     studio.restore(drawings[0].recipe)  # its page
-    assert studio.draft.words.partition("\n")[0] == before.recipe.theme
+    assert studio.draft.words == before.recipe.words
+    other = changed(before.recipe.updated(model="another"), 1, "Make it smile")
+    assert other.panels[1] == "waving, tree. Make it smile"
 
 
 @pytest.mark.slow
@@ -296,7 +304,8 @@ def test_a_character_is_taught_in_a_process_without_user_files_and_its_lora_draw
     training = newest_training(studio.loras(name))
     assert training.is_finished
     assert training.lora.is_file()
-    assert training.samples
+    assert next(text for text, *_ in training.samples) == "Milo, a purple hero with a cap"
+    assert all(before != after for _, *(before, after) in training.samples)
 
     (training.run.parent / "99991231-stopped").mkdir()
     studio.close()

@@ -7,7 +7,7 @@ images; without a character, with the other panels. A set passes if no panel's s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,14 @@ class Check:
         question = f"lowest for {panel.lowest_question}" if len(self.scores.questions) > 1 else ""
         reasons = list(filter(None, [question, panel.lowest_character]))
         return f" ({', '.join(reasons)})" if reasons and number in self.failed else ""
+
+    def with_lower(self, other: Check) -> Check:
+        """Add a check of the same panels by other comparisons: each panel has the lower of its two scores."""
+        panels = []
+        for pair in zip(self.panels, other.panels, strict=True):
+            panels.append(min(pair, key=lambda panel: panel.rank))
+        controls = (*self.controls, *other.controls)
+        return replace(self, panels=tuple(panels), controls=controls, asked=self.asked + other.asked)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""

@@ -81,6 +81,8 @@ class Recipe(BaseModel):
     """Verdicts of the panels that a repair drew."""
     odd: Json[int | None] = None
     """Index of the panel that fits least, if the check failed."""
+    drawn: str = ""
+    """Words of the form by which it was drawn, if a panel was changed since."""
 
     def updated(self, **changes: object) -> Self:
         """Copy it with other values, which are not checked."""
@@ -99,6 +101,11 @@ class Recipe(BaseModel):
     def character(self) -> str:
         """Name of its character; empty without one."""
         return next(iter(self.characters), "")
+
+    @property
+    def words(self) -> str:
+        """Words of the form by which it was drawn."""
+        return self.drawn or "\n".join([self.theme or self.prompt, *self.panels])
 
     @property
     def name(self) -> str:
@@ -125,6 +132,8 @@ class Draft(BaseModel):
     """A sentence; or a shared description and a line per panel."""
     change: str = ""
     """What should change in a panel, a line per new picture."""
+    changing: str = ""
+    """Page and index of the panel that `change` is about."""
     sheet: str = SHEET
     """What should change in the pictures of a character, a line per new picture."""
     name: str = ""

@@ -15,6 +15,10 @@ from pacorl.types import TINY
 JUDGE = JudgeSettings().checkpoint
 """The published judge, which reads every model's pictures but the practice model's."""
 PRACTICE = StudioModels()
+PRACTICE_ONLY = (
+    "The practice model and the practice judge know only a small world of drawn heroes. What they make of pictures of "
+    "your own, and their numbers for them, mean nothing: choose another model at the top for those."
+)
 PACE = {"normal": "", "low": ", slower", "lowest": ", slowly"}
 """`memory` → its cost in speed, in words."""
 

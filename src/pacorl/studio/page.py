@@ -17,20 +17,21 @@ from pacorl.character_training.pictures import LEAST
 from pacorl.io.images import open_image, recipe_of, upright_size
 from pacorl.report.figures import pair_matrix_svg
 from pacorl.studio.folder import PRINT_DPI, Drawing
-from pacorl.studio.models import JUDGE, is_here, offers, shown_name
+from pacorl.studio.models import JUDGE, PRACTICE_ONLY, is_here, offers, shown_name
 from pacorl.studio.teaching import newest_training
 from pacorl.studio.work import Studio
+from pacorl.types import TINY
 
 STYLE = Path(__file__).with_name("style.css")
+FOCUS = Path(__file__).with_name("focus.js").read_text(encoding="utf-8")
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 25_000_000
 LAYOUTS = [f"{rows}x{columns}" for rows in range(1, 5) for columns in range(1, 5)]
 CHANGES = "What should change? A line for each new picture"
 DOTS_PER_CM = PRINT_DPI / 2.54
-WHY = (
-    "how sure it is that two panels belong together, from 0 to 1. The page has their mean. A check asks the same, and "
-    "takes the median of each panel."
-)
+WHY_TOGETHER = "that two panels belong together. The number of the page is their average."
+WHY_CHANGED = "that the picture has the change, and is else as before."
+SCALE = "0 is no, 1 is yes. It is a feeling, and no count: 0.80 does not mean right in 8 of 10 pictures."
 DROP = (
     '<q-btn flat no-caps label="Drop or choose pictures" @click="props.pickFiles" />'
     '<q-uploader-add-trigger class="hidden" />'
@@ -55,6 +56,7 @@ class StudioPage:
         self.draft = studio.draft
         self.seen = studio.version  # all is drawn below
         ui.add_css(STYLE)
+        ui.add_body_html(f"<script>{FOCUS}</script>")
         with ui.header().classes("bar"):
             ui.html("<h1>paco<b>rl</b></h1>", sanitize=False)
             with ui.tabs().props("no-caps inline-label aria-label=Sections") as tabs:
@@ -183,8 +185,9 @@ class StudioPage:
         """The earlier pages, which are the output folder."""
         with tag("nav", "strip", aria_label="Earlier pages"):
             self.drop_zone(self.dropped)
-            for page in self.folder.pages:
-                path, title = page[0].path, title_of(page[0])
+            pages = self.folder.pages
+            for age, page in enumerate(pages):
+                path, title = page[0].path, title_of(page[0], len(pages) - age)
                 name = path.parent.name
                 with tag("div", "thumb"):
                     self.shot(path, title, f"Open {title}", shown=name == self.draft.page, page=name, drawing=0)
@@ -238,14 +241,17 @@ class StudioPage:
             size = upright_size(drawing.path)
             print_size = f"In print {size.width / DOTS_PER_CM:.1f} x {size.height / DOTS_PER_CM:.1f} cm"
             ui.label(f"{print_size}, at {PRINT_DPI} dpi.").classes("soft")
-            # The verdict has the words of `pacorl check`.
-            with tag("div", "verdict" if recipe.odd is None else "verdict bad"):
-                for line in recipe.checked:
-                    ui.label(line)
-            if recipe.matrix:
+            for line in recipe.checked[:1]:
+                ui.label(line).classes("verdict" if recipe.odd is None else "verdict bad")
+            if recipe.score is not None:
                 with ui.expansion("Why?"):
-                    ui.label(f"Judged by {shown_name(recipe.judge, 'judge')}: {WHY}")
-                    ui.html(pair_matrix_svg(recipe.matrix), sanitize=False)
+                    judge = shown_name(recipe.judge or self.studio.names.judge, "judge")
+                    ui.label(f"How sure {judge} is {WHY_CHANGED if recipe.sources else WHY_TOGETHER} {SCALE}")
+                    ui.html(pair_matrix_svg(recipe.matrix, title="Each panel with each other one"), sanitize=False)
+                    for line in recipe.checked[1:]:
+                        ui.label(line)
+                    if recipe.judge == TINY:
+                        ui.label(PRACTICE_ONLY)
             # Candidates and the tries of a repair are one row of drawings.
             with tag("div", "candidates", role="group", aria_label="All of them, best first"):
                 for index, other in enumerate(page if len(page) > 1 else ()):
@@ -253,15 +259,21 @@ class StudioPage:
                     self.shot(other.path, name, name, shown=other is drawing, drawing=index)
 
     def panels(self, drawing: Drawing) -> None:
-        """The picture, with the verbs of each panel on it."""
+        """The picture, with the verbs of each panel on it, or below it where there is no pointer."""
         recipe, grid, character = drawing.recipe, drawing.recipe.grid, self.draft.character
         look = "flat dense"
+        cells = f"grid-template: repeat({grid.rows}, 1fr) / repeat({grid.cols}, 1fr)"
         with tag("div", "hero"):
-            self.picture(drawing.path, recipe.name)
-            with tag("div", "verbs").style(f"grid-template: repeat({grid.rows}, 1fr) / repeat({grid.cols}, 1fr)"):
+            with tag("div", "sheet"):
+                self.picture(drawing.path, recipe.name)
+                with tag("div", "cells").style(cells):
+                    for panel in range(grid.count):
+                        tag("div", "odd" if panel == recipe.odd else "")
+            with tag("div", "cells verbs").style(cells):
                 for panel in range(grid.count):
                     it = f"panel {panel + 1}"
-                    with tag("div", "odd" if panel == recipe.odd else ""):
+                    with tag("div"):
+                        ui.label(it.capitalize()).classes("whose")
                         if character:
                             name = f"Keep {it} as a picture of {plain(character)}"
                             self.button("Keep", self.keep, drawing, panel, name=name, look=look)
@@ -273,7 +285,10 @@ class StudioPage:
                         self.button("Change", self.ask_for_change, drawing, panel, name=name, look=look)
 
     def ask_for_change(self, drawing: Drawing, panel: int) -> None:
-        """Open the dialog that hands one panel, never the whole page, to the editor."""
+        """Open the dialog that hands one panel, never the whole page, to the editor; it keeps the panel's own words."""
+        about = f"{self.draft.page} {panel}"
+        if self.draft.changing != about:
+            self.studio.keep(change="", changing=about)
 
         def change() -> None:
             dialog.close()
@@ -304,6 +319,8 @@ class StudioPage:
                 self.button("Make it", lambda: self.studio.describe(self.draft.description), look="")
             return
         with card("Pictures"):
+            if self.studio.names.model == TINY:
+                ui.label(PRACTICE_ONLY).classes("soft")
             looks = ui.textarea("What it looks like", value=self.folder.character(name).text)
             looks.on("blur", lambda: self.attempt(self.studio.describe, looks.value, name))
             with tag("div", "pictures"):
@@ -336,15 +353,21 @@ class StudioPage:
             text = "Go on teaching it" if last and not last.is_finished else "Teach it"
             teach = self.button(text, self.studio.submit, self.studio.teach, name, look="")
             teach.set_enabled(len(self.folder.pictures(name)) >= LEAST)
-            if last and last.samples:
-                with tag("div", "pictures", role="group", aria_label="Drawn by what it has learned so far"):
-                    for path in last.samples:
-                        with tag("div", "picture"):
-                            self.picture(path, "Drawn by what it has learned so far")
+            with tag("div", "pictures pairs", role="group", aria_label="Drawn before and after the teaching"):
+                for text, before, after in last.samples if last else ():
+                    with tag("div", "picture"):
+                        # One image until the first interval has ended.
+                        for path, when in reversed({after: "After", before: "Before"}.items()):
+                            with tag("div"):
+                                self.picture(path, f"{when}: {text}")
+                                ui.label(when)
+                        ui.label(text).classes("soft")
             taught = newest_training(self.studio.loras(name), finished=True)
-            if taught:
-                ui.label(f"Pages of {plain(name)} are drawn with it now.")
-                self.button("Save for ComfyUI", ui.download, taught.lora, f"{name}.safetensors")
+            now = f"Pages of {plain(name)} are drawn with it now."
+            ui.label(now if taught else "Once the teaching has ended, pages are drawn with it, and it can be saved.")
+            lora = taught.lora if taught else None
+            save = self.button("Save for ComfyUI", ui.download, lora, f"{name}.safetensors")
+            save.set_enabled(taught is not None)
 
     # --- models ------------------------------------------------------------------------------------------------------
 
@@ -357,15 +380,17 @@ class StudioPage:
             dialog.close()
 
         with self.dialog("Models") as dialog:
-            ui.label(f"Judged by {shown_name(studio.names.judge, 'judge')}.")
+            names = studio.names
+            ui.label(f"Drawn by {shown_name(names.model)}, judged by {shown_name(names.judge, 'judge')}.")
             self.button("What fits this machine?", studio.measure, look="")
             for name, about in offers().items():
                 with tag("div", "offer"):
-                    ui.label(f"{shown_name(name)} {about}")
+                    in_use = ", in use now" if name in (names.model, names.judge) else ""
+                    ui.label(f"{shown_name(name)} {about}{in_use}").classes("standing" if in_use else "")
                     ui.label().classes("soft").bind_text_from(studio.fits, name)
                     if not is_here(name):
                         self.download(name).on_click(dialog.close)
-                    elif name != JUDGE:
+                    elif name != JUDGE and not in_use:
                         self.button("Use", use, name, name=f"Use {shown_name(name)}", look="")
             file = ui.input("A file of ComfyUI, or a folder: its path")
             self.button("Use this", lambda: use(file.value.strip()), look="")
@@ -413,8 +438,12 @@ def plain(name: str) -> str:
     return name.replace("_", " ")
 
 
-def title_of(drawing: Drawing) -> str:
-    """Tell a page from others of the same words, by its origin and time."""
-    changed = datetime.fromtimestamp(drawing.path.stat().st_mtime)
-    origin = f", {drawing.recipe.note[:60]}" if drawing.recipe.prompt and drawing.recipe.note else ""
-    return f"{drawing.recipe.name[:60]}{origin}, {changed:%d %b, %H:%M}"
+def title_of(drawing: Drawing, number: int = 0) -> str:
+    """Tell a page from others of the same words, by its origin, number and time."""
+    recipe, changed = drawing.recipe, datetime.fromtimestamp(drawing.path.stat().st_mtime)
+    words = [recipe.name[:60].rstrip(".")]
+    if recipe.panels:
+        words.append(recipe.note.partition(",")[0][:60])  # without its scores
+    if number:
+        words.append(f"page {number}")
+    return ", ".join(filter(None, [*words, f"{changed:%d %b, %H:%M}"]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from pacorl.studio.work import Studio
 from pacorl.web import HEADERS, Door, Guard, RefusedError, listening, run
 
 HOST = "127.0.0.1"
+MOST_SECONDS = 0.8
+"""Most seconds in which the job that runs may stop, once the server has ended."""
 binding.MAX_PROPAGATION_TIME = 1.0  # seconds until it warns: a busy machine is no fault
 # NiceGUI compiles its pages in the browser, from scripts within the page; still no other server is asked.
 POLICY = (
@@ -73,4 +77,8 @@ def serve(names: StudioModels, *, folder: Path, port: int = 8767, announce: Call
         try:
             run(make_app(studio), listener, announce=lambda: announce(link))
         finally:
+            # Loading a model cannot be stopped. The draft is saved first, files are whole, and a trainer saves itself.
+            end = threading.Timer(MOST_SECONDS, os._exit, [0])
+            end.daemon = True
+            end.start()
             studio.close()

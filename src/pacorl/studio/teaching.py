@@ -8,7 +8,6 @@ from pathlib import Path
 from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe
 from pacorl.io.documents import read_jsonl
-from pacorl.io.images import images_in
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.types import TINY
 
@@ -39,10 +38,15 @@ class Training:
         return self.run / "adapter" / "pytorch_lora_weights.safetensors"
 
     @property
-    def samples(self) -> tuple[Path, ...]:
-        """Images of the newest evaluation; at the end it is of `lora`."""
-        folders = sorted((self.run / "samples").glob("evaluation-*/"))
-        return images_in(folders[-1]) if folders else ()
+    def samples(self) -> list[tuple[str, Path, Path]]:
+        """Texts of the gallery, each with its images before the training and by the newest evaluation.
+
+        At the end the newest one is of `lora`; before the first interval has ended, both are the same.
+        """
+        folder = self.run / "samples"
+        logs = sorted(folder.glob("evaluation-*.jsonl"))
+        pairs = zip(read_jsonl(logs[0]), read_jsonl(logs[-1]), strict=True) if logs else ()
+        return [(before["text"], folder / before["image"], folder / now["image"]) for before, now in pairs]
 
 
 def newest_training(folder: Path, *, finished: bool = False) -> Training | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -27,7 +28,7 @@ from PIL.Image import Image
 
 from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
-from pacorl.core.grid import shared_text
+from pacorl.core.grid import panel_tags, shared_text
 from pacorl.io.children import start_python
 from pacorl.io.documents import read_yaml, write_json
 from pacorl.io.files import write_atomic
@@ -35,14 +36,14 @@ from pacorl.io.images import open_image, png_bytes
 from pacorl.judge import judge_for
 from pacorl.models.adapters import adapter_names, read_adapters
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
-from pacorl.records.compose import check_for, layout_for, prompt_from
+from pacorl.records.compose import check_for, layout_for, prompt_from, sentence
 from pacorl.records.panels import write_panels
 from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, timestamp
-from pacorl.studio.models import JUDGE, PRACTICE, download, fit_of, is_here, judge_of, offers, shown_name
+from pacorl.studio.models import JUDGE, PRACTICE, PRACTICE_ONLY, download, fit_of, is_here, judge_of, offers, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
-from pacorl.tiny.words import attributes_in
+from pacorl.tiny.words import attributes_in, tiny_changed
 from pacorl.tiny.world import LOOKS
-from pacorl.types import TINY, Prompt, Size
+from pacorl.types import TINY, Character, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.gate.check import Check
@@ -60,6 +61,7 @@ DRAWINGS = 4
 """Drawings of a page or a panel, of which the best comes first."""
 TRIES = 6
 """Most redrawn panels of a repair."""
+NO_VERDICT = "the judge is wrong about these pictures even where the answer is known; choose another model above"
 PRACTICE_STRENGTH = 0.5
 """Strength of a LoRA of the practice model, which learns single pictures and draws pages."""
 
@@ -90,12 +92,12 @@ class Studio:
         """Kind and LoRAs of the loaded generator, the generator, and the judge."""
 
     def close(self) -> None:
+        self.stop()
+        self.save()
         if self._planner:
             self._planner.terminate()
-        self.stop()
         self._worker.shutdown(wait=True)
         self.unload()
-        self.save()
         self.folder.close()
 
     def keep(self, **changes: Any) -> None:
@@ -327,9 +329,11 @@ class Studio:
 
     def known(self, recipe: Recipe) -> str:
         """Return the character of a recipe; empty if it is not here."""
-        if recipe.character not in self.folder.characters():
-            return ""
-        return recipe.character
+        return recipe.character if recipe.character in self.folder.characters() else ""
+
+    def cast(self, recipe: Recipe) -> tuple[Character, ...]:
+        """Read the character of a recipe, if it has one and it is here."""
+        return tuple(map(self.folder.character, filter(None, [self.known(recipe)])))
 
     def restore(self, recipe: Recipe) -> None:
         """Fill the form in from a recipe, so that the same picture is drawn first.
@@ -341,10 +345,10 @@ class Studio:
         self.keep(seed=recipe.seed, character=character)
         sources: Sequence[Path] = ()
         if edits:
-            self.keep(sheet=recipe.prompt, tab="Characters")
+            self.keep(sheet=recipe.words, tab="Characters")
             sources = self.sheet_sources(character) if character else ()
         else:
-            self.keep(words="\n".join([recipe.theme or recipe.prompt, *recipe.panels]))
+            self.keep(words=recipe.words)
         adapters = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
         then_and_now = [
             ("model", recipe.model, self.names.model),
@@ -382,18 +386,22 @@ class Studio:
             edited = self._candidates(self.edits(words, [source]))
         # Pages have a practice judge of their own.
         models = self._models(self.draft.character)
-        self._open_with(models, drawing, panel, [(image, edit.standing) for image, edit in edited], ranked=False)
+        drawn = []
+        for image, edit in edited:
+            drawn.append((image, changed(drawing.recipe, panel, edit.prompt).updated(note=edit.standing)))
+        self._open_with(models, drawing, panel, drawn, ranked=False)
 
     def redraw(self, drawing: Drawing, panel: int) -> None:
         """Draw one panel again some times, and rank these pages with the page before, so that none is worse."""
         models = self._models(self.known(drawing.recipe))
         draw = self._redrawing(models[0], drawing.recipe, drawing.panels[panel], seed=new_seed())
         self.enter(f"Drawing panel {panel + 1} again")
-        drawn = [(draw(panel, number)[0], "drawn again") for number in range(DRAWINGS)]
+        recipe = drawing.recipe.updated(note="drawn again")
+        drawn = [(draw(panel, number)[0], recipe) for number in range(DRAWINGS)]
         self._open_with(models, drawing, panel, drawn, ranked=True)
 
     def _open_with(
-        self, models: Models, drawing: Drawing, panel: int, drawn: Sequence[tuple[Image, str]], *, ranked: bool
+        self, models: Models, drawing: Drawing, panel: int, drawn: Sequence[tuple[Image, Recipe]], *, ranked: bool
     ) -> None:
         """Open a page with each of some new images of a panel, and the page before, best first if `ranked`."""
         from pacorl.generate.sets import best_first
@@ -401,9 +409,9 @@ class Studio:
         recipe = drawing.recipe
         where = f"panel {panel + 1}: " if recipe.grid.count > 1 else ""
         images, recipes = [], []
-        for image, note in drawn:
+        for image, new in drawn:
             images.append(drawing.with_panel(panel, image))
-            recipes.append(recipe.updated(note=where + note, checked=[], odd=None, score=None, tied=1))
+            recipes.append(new.updated(note=where + new.note, checked=[], odd=None, score=None, tied=1))
         images.append(open_image(drawing.path))
         recipes.append(recipe.updated(note="as before"))
         # Whole pages are judged: a panel is consistent only with its neighbours.
@@ -425,8 +433,7 @@ class Studio:
             return []
         self.enter("Comparing")
         prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
-        if self.known(recipe):
-            prompt = replace(prompt, characters=(self.folder.character(recipe.character),))
+        prompt = replace(prompt, characters=self.cast(recipe))
         generator, reward = models
         with generator.judging():
             return judge_sets(reward.judge, [prompt] * len(images), images)
@@ -469,15 +476,13 @@ class Studio:
         by the draft, if it has as many; without words they are checked alone. A page without a character is repaired as
         one of the draft's.
         """
-        from pacorl.gate.check import check_set
+        from pacorl.gate.check import ControlError, check_set
         from pacorl.gate.scores import questions_about
         from pacorl.generate.repair import repair_set
 
         recipe, panels = drawing.recipe, drawing.panels
         if self.names.judge == TINY and recipe.model != TINY:
-            raise ValueError(
-                "the practice judge reads pictures of the practice model alone; choose another model above"
-            )
+            raise ValueError(PRACTICE_ONLY)
         # A page of another program has no texts: the lines of the form describe it.
         theme, lines = self.panels
         if not recipe.panels and len(lines) == recipe.grid.count:
@@ -487,16 +492,27 @@ class Studio:
         models = generator, reward = self._models(self.known(recipe))
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
         questions = questions_about(shared_text(recipe.prompt))
+        options: dict[str, Any] = {"least": LEAST, "names": names}
+        shown = [character for character in self.cast(recipe) if character.images]
 
         def gate(images: Sequence[Image]) -> Check:
             self.enter("Checking")
             with generator.judging():
-                return check_set(reward.judge, images, least=LEAST, names=names, questions=questions)
+                check = check_set(reward.judge, images, questions=questions, **options)
+                # With one picture, and by the description, as in the ranking.
+                for character in shown:
+                    looks, first = questions_about(character.text), (character.name, [open_image(character.images[0])])
+                    alike = check_set(reward.judge, images, questions=looks, characters=[first], **options)
+                    check = check.with_lower(alike)
+            return check
 
         redraw = self._redrawing(generator, recipe, panels[0], seed=recipe.seed + 1)
         # Without a text no panel can be drawn again, and an editor draws none from a text alone.
         tries = TRIES if recipe.panels and self.spec().sets else 0
-        repair = repair_set(panels, gate=gate, redraw=redraw, tries=tries)
+        try:
+            repair = repair_set(panels, gate=gate, redraw=redraw, tries=tries)
+        except ControlError as error:
+            raise ValueError(NO_VERDICT) from error
         original = open_image(drawing.path)
         page = page_of(repair.images, recipe.grid, panels[0].size)
         # The question of the ranking, so that all numbers can be compared.
@@ -504,7 +520,9 @@ class Studio:
         # The verdict stays with the page that was checked, also if nothing was repaired.
         before = drawing.rewrite(**self._verdict(repair.before, judged[:1]))
         if repair.tries:
-            verdicts = [f"Panel {each.panel + 1}: {each.verdict}" for each in repair.tries]
+            verdicts = [
+                f"Panel {each.panel + 1}: {each.verdict if each.check else 'not judged'}" for each in repair.tries
+            ]
             drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tries": verdicts, "tied": 1}
             repaired = before.recipe.updated(note="repaired", **drawn_by, **self._verdict(repair.after, judged[1:]))
             pages = [(page, repaired), (original, before.recipe.updated(note="as before"))]
@@ -514,18 +532,14 @@ class Studio:
 
     def _verdict(self, check: Check, judged: Sequence[Judged]) -> dict[str, Any]:
         """Return the fields that a check adds to a recipe; its own scores, unless the page is judged."""
-        from pacorl.gate.check import verdict_lines
-
-        lines = verdict_lines(check, judge=shown_name(self.names.judge, "judge"))
         scores = scores_in(judged[0]) if judged else {"score": check.scores.mean, "matrix": check.scores.matrix}
-        return {"checked": lines, "odd": check.odd_one_out, **scores}
+        return {"checked": sentences_of(check), "odd": check.odd_one_out, **scores}
 
     def _redrawing(self, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
         """Return the function that redraws a panel of a page from its text, in the size of `panel`."""
         from pacorl.generate.repair import panel_prompt, redraw_by
 
-        character = self.known(recipe)
-        images = self.folder.character(character).images if character else ()
+        images = [path for character in self.cast(recipe) for path in character.images]
         prompts = []
         for text in recipe.panels:
             prompts.append(panel_prompt(self.names.model, text, theme=recipe.theme, references=images))
@@ -565,8 +579,8 @@ class Studio:
                 most = read_yaml(training.run / "config.yaml")["steps"]
                 progress = f", step {step} of at most {most}"
                 if step > first:
-                    left = (most - step) * (time.monotonic() - began) / (step - first) / 60
-                    progress += f", about {left:.0f} minutes left"
+                    left = ceil((most - step) * (time.monotonic() - began) / (step - first) / 60)
+                    progress += f", about {left} minute{'' if left == 1 else 's'} left"
             return words + progress
 
         self._run_child(command, phase, **{NO_USER_FILES: "1"})
@@ -577,6 +591,40 @@ class Studio:
 
 def lines_of(lines: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
+
+
+def changed(recipe: Recipe, panel: int, instruction: str) -> Recipe:
+    """Copy a recipe with the words of a panel after a change; a picture of another program has none."""
+    if not recipe.prompt:
+        return recipe
+    if not recipe.panels:
+        return recipe.updated(prompt=f"{sentence(recipe.prompt)} {instruction}", drawn=recipe.words)
+    texts = list(recipe.panels)
+    if recipe.model == TINY:
+        texts[panel] = tiny_changed(texts[panel], instruction)
+    else:
+        texts[panel] = f"{sentence(texts[panel])} {instruction}"
+    prompt = shared_text(recipe.prompt)
+    for tag, text in zip(panel_tags(recipe.grid), texts, strict=True):
+        prompt += f" {tag}: {sentence(text)}"
+    return recipe.updated(prompt=prompt, panels=texts, drawn=recipe.words)
+
+
+def sentences_of(check: Check) -> list[str]:
+    """State a check's result for people who draw, the verdict first."""
+    lowest = min(check.panels, key=lambda panel: panel.rank)
+    against = (lowest.lowest_character or "the other panels").replace("_", " ")
+    verdict = f"All {len(check.panels)} panels belong together."
+    if check.failed:
+        verdict = f"{lowest.image.capitalize()} fits least: it does not belong with {against}."
+    score = "unknown" if lowest.score is None else f"{lowest.score:.2f}"
+    wrong = dict.fromkeys(control.image for control in check.controls if not control.passes(check.least))
+    tried = f"wrong about {', '.join(wrong)}" if wrong else "right"
+    return [
+        verdict,
+        f"The lowest is {lowest.image} with {against}, {score}; {check.least:.2f} is enough.",
+        f"First the judge was tried on pictures with known answers, and was {tried}.",
+    ]
 
 
 def scores_in(judged: Judged) -> dict[str, Any]:

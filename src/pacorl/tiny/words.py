@@ -172,6 +172,16 @@ def tiny_edit(text: str) -> str:
     return next((instruction for instruction in EDIT_TEXTS if plain(instruction) == plain(text)), text)
 
 
+def tiny_changed(text: str, instruction: str) -> str:
+    """Write a panel's text after an edit: the instruction's value replaces the former one."""
+    attributes = attributes_in(text, where="the panel", allowed=tuple(VALUES))
+    for attribute, texts in INSTRUCTIONS.items():
+        for value, known in texts.items():
+            if known == instruction:
+                attributes[attribute] = value
+    return ", ".join(attributes.values())
+
+
 def check_tiny_edit(prompt: Prompt) -> None:
     """Check that the tiny editor was taught an edit's instruction, or with references a scene's words.
 
