@@ -10,14 +10,7 @@ import pytest
 from PIL import Image
 
 from pacorl.core.schedule import seed_of
-from pacorl.generate.image_queue import (
-    RECIPE,
-    ImageJob,
-    ImageSource,
-    Shard,
-    generate_missing,
-    unfinished_batches,
-)
+from pacorl.generate.image_queue import RECIPE, ImageJob, ImageSource, Shard, generate_missing, unfinished_batches
 from pacorl.io.images import png_texts
 from pacorl.types import Prompt
 

@@ -15,15 +15,7 @@ from PIL import Image
 from tiny_sets import draw_grid, panels_of_prompt
 
 from pacorl.core.grid import join
-from pacorl.grpo.monitor import (
-    SAME_DISTANCE,
-    SIDE,
-    HackingMonitor,
-    Kind,
-    PanelStatistics,
-    panel_statistics,
-    signs_of,
-)
+from pacorl.grpo.monitor import SAME_DISTANCE, SIDE, HackingMonitor, Kind, PanelStatistics, panel_statistics, signs_of
 from pacorl.tiny import world
 from pacorl.tiny.world import VALUES, all_panels, draw
 from pacorl.types import Grid, Prompt

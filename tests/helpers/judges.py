@@ -13,13 +13,7 @@ from app_server import serving_app
 from PIL import Image
 from tests.twins.parts import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, image_text_processor, qwen_tokenizer_of
 from torch import Tensor
-from transformers import (
-    AutoModelForImageTextToText,
-    Qwen2_5_VLConfig,
-    Qwen2VLConfig,
-    Qwen3_5Config,
-    Qwen3VLConfig,
-)
+from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3VLConfig
 
 from pacorl.core import questions
 from pacorl.io.processor import ImageTextProcessor

@@ -6,13 +6,7 @@ import pytest
 from asked import Asked
 from PIL import Image
 
-from pacorl.judge.pairwise import (
-    EditVerdicts,
-    ask,
-    ask_edits,
-    ask_pairs,
-    mean_over_dimensions,
-)
+from pacorl.judge.pairwise import EditVerdicts, ask, ask_edits, ask_pairs, mean_over_dimensions
 from pacorl.types import Question, Verdict
 
 

@@ -9,13 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from pacorl.judge_training.loop import (
-    LossSums,
-    auc,
-    order_gap,
-    processes,
-    read_answers,
-)
+from pacorl.judge_training.loop import LossSums, auc, order_gap, processes, read_answers
 
 
 def test_auc_is_scikit_learns_ties_included() -> None:

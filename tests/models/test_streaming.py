@@ -13,10 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pacorl.core.objectives import RATIO_DEVIATION
-from pacorl.models.int8 import (
-    WeightStream,
-    quantize_model,
-)
+from pacorl.models.int8 import WeightStream, quantize_model
 from pacorl.plan.ledger import META, MemoryLedger
 
 WIDTH, BLOCKS = 256, 12

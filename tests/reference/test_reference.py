@@ -9,14 +9,7 @@ from tempfile import TemporaryDirectory
 import engine_forms as forms
 import pytest
 import worlds
-from forms_table import (
-    CASES,
-    DRAWN,
-    DRAWN_FAST,
-    DRAWN_IN_CAMPAIGN,
-    RESUMED,
-    TWO_PROCESSES,
-)
+from forms_table import CASES, DRAWN, DRAWN_FAST, DRAWN_IN_CAMPAIGN, RESUMED, TWO_PROCESSES
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 

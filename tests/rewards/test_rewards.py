@@ -14,13 +14,7 @@ from tiny_sets import draw_grid, panels_of_prompt
 from pacorl.core import questions
 from pacorl.core.grid import shared_text
 from pacorl.rewards.consistency import Consistency
-from pacorl.rewards.reward import (
-    PanelScores,
-    RewardError,
-    panel_scores_of,
-    smoke_test,
-    tempered,
-)
+from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of, smoke_test, tempered
 from pacorl.tiny import world
 from pacorl.types import Grid, Prompt, Size
 

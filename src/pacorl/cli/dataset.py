@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typer import Argument, Option
 
 from pacorl.cli.shared import Commands, echo, echo_errors, needing, pasteable, progress
-from pacorl.config.options import (
-    LARGEST,
-    SEEDS,
-    WORKERS,
-    GeneratorOptions,
-    JudgeOptions,
-    inherited,
-    option,
-)
+from pacorl.config.options import LARGEST, SEEDS, WORKERS, GeneratorOptions, JudgeOptions, inherited, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:

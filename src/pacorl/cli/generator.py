@@ -11,14 +11,7 @@ from typer import Exit
 
 from pacorl.cli import gate
 from pacorl.cli.shared import JsonOption, echo, echo_errors, print_json
-from pacorl.config.options import (
-    LARGEST,
-    CalibratedJudge,
-    GeneratorOptions,
-    JudgeOptions,
-    inherited,
-    option,
-)
+from pacorl.config.options import LARGEST, CalibratedJudge, GeneratorOptions, JudgeOptions, inherited, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:

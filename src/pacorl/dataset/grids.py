@@ -21,13 +21,7 @@ from pydantic import BaseModel
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.generate.image_queue import (
-    ImageJob,
-    ImageSource,
-    Shard,
-    generate_missing,
-    unfinished_batches,
-)
+from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing, unfinished_batches
 from pacorl.io.documents import blamed_on, read_records, typed, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, read_bytes, write_atomic
 from pacorl.io.images import open_image, png_bytes

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pacorl.models.adapters import (
-    AdapterCopy,
-    MovingAverage,
-    adapter_state,
-    full_tensor,
-    set_adapter_state,
-    shard_like,
-)
+from pacorl.models.adapters import AdapterCopy, MovingAverage, adapter_state, full_tensor, set_adapter_state, shard_like
 from pacorl.runtime.processes import MAX_BAD_STEPS, Runtime
 
 if TYPE_CHECKING:

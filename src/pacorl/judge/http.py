@@ -24,14 +24,7 @@ import numpy as np
 
 from pacorl.config.options import JUDGE_KEY
 from pacorl.core.questions import text_fault
-from pacorl.io.net import (
-    ServiceFault,
-    ServiceRefusedError,
-    client_options,
-    key_from,
-    own_headers,
-    service_faults,
-)
+from pacorl.io.net import ServiceFault, ServiceRefusedError, client_options, key_from, own_headers, service_faults
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.images import DistinctImage, distinct_images

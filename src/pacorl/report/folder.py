@@ -18,15 +18,7 @@ from pydantic import BaseModel
 from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
 from pacorl.core.metric_names import HELD_OUT, shown_names
-from pacorl.io.documents import (
-    blamed_on,
-    dump_yaml,
-    parse_object,
-    read_object,
-    read_text,
-    read_yaml,
-    typed,
-)
+from pacorl.io.documents import blamed_on, dump_yaml, parse_object, read_object, read_text, read_yaml, typed
 from pacorl.io.files import inside
 from pacorl.records.leaks import LEAKS
 from pacorl.report.figures import Matrix

@@ -18,14 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pacorl.io.images import open_image, upright_size
-from pacorl.models.policies.pipeline import (
-    JOINT_ATTENTION,
-    PipelinePolicy,
-    best_sides,
-    guided,
-    pack,
-    timestep_for,
-)
+from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, best_sides, guided, pack, timestep_for
 from pacorl.models.policies.policy import Guidance, PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size

@@ -17,11 +17,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from pacorl.io.images import open_image, upright_size
-from pacorl.models.policies.flux import (
-    DEV_LICENCE,
-    DistilledOptions,
-    FluxPolicy,
-)
+from pacorl.models.policies.flux import DEV_LICENCE, DistilledOptions, FluxPolicy
 from pacorl.models.policies.pipeline import stitch
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Prompt, Size

@@ -23,14 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl.io.images import open_image, upright_size
-from pacorl.models.policies.pipeline import (
-    JOINT_ATTENTION,
-    PipelinePolicy,
-    best_sides,
-    guided,
-    pack,
-    timestep_for,
-)
+from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, best_sides, guided, pack, timestep_for
 from pacorl.models.policies.policy import TrueGuidance
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size

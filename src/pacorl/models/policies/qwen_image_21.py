@@ -19,10 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl.io.images import as_rgb
-from pacorl.models.policies.pipeline import (
-    guided,
-    timestep_for,
-)
+from pacorl.models.policies.pipeline import guided, timestep_for
 from pacorl.models.policies.policy import PolicyOptions, TrueGuidance
 from pacorl.models.policies.qwen_image import QwenEditPolicy
 from pacorl.models.policies.spec import PolicySpec
