@@ -135,6 +135,11 @@ class Check:
         return not self.failed
 
     @property
+    def misjudged(self) -> str:
+        """Names of the images with a failed control; empty if there is none."""
+        return ", ".join(dict.fromkeys(control.image for control in self.controls if not control.passes(self.least)))
+
+    @property
     def odd_one_out(self) -> int | None:
         """Number, from 0, of the lowest failing panel; None if all pass."""
         return next(iter(self.failed), None)
@@ -314,8 +319,7 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
             f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
             f"Odd one out: {panel.image}, {p_yes_text(panel.score)}{check.reason(odd)}.",
         ]
-    failed = dict.fromkeys(control.image for control in check.controls if not control.passes(check.least))
-    controls = f"controls failed for {', '.join(failed)}" if failed else "all 3 controls passed"
+    controls = f"controls failed for {check.misjudged}" if check.misjudged else "all 3 controls passed"
     return [*lines, f"{check.asked} questions to {judge}, {controls}."]
 
 

@@ -618,8 +618,7 @@ def sentences_of(check: Check) -> list[str]:
     if check.failed:
         verdict = f"{lowest.image.capitalize()} fits least: it does not belong with {against}."
     score = "unknown" if lowest.score is None else f"{lowest.score:.2f}"
-    wrong = dict.fromkeys(control.image for control in check.controls if not control.passes(check.least))
-    tried = f"wrong about {', '.join(wrong)}" if wrong else "right"
+    tried = f"wrong about {check.misjudged}" if check.misjudged else "right"
     return [
         verdict,
         f"The lowest is {lowest.image} with {against}, {score}; {check.least:.2f} is enough.",
