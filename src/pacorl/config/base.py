@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from copy import deepcopy
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -134,26 +133,23 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
         ConfigError: The config cannot be run; one line with the first faults.
         ValueError: The file or an override is no YAML.
     """
-    of_file = read_config(path) if path else {}
-    document = deepcopy(of_file)
+    document = read_config(path) if path else {}
     # Names first, since a section's entry decides its other keys.
     for override in sorted(overrides, key=lambda override: f".{NAME}=" not in override.replace(" ", "")):
         _apply(document, override)
     try:
         return validated(kind, document)
     except ConfigError as fault:
-        origin = f"{_origin(kind, path, of_file, overrides, str(fault))}: " if path else ""
-        raise ConfigError(f"{origin}{fault}") from None
+        # The overrides of the key that the fault begins with, or of a key within it; else the file.
+        key = str(fault).partition(":")[0]
+        blamed = [each for each in overrides if _overlap(key, each.partition("=")[0].strip())]
+        origin = f"override {' '.join(blamed)!r}: " if blamed else f"{path}: "
+        raise ConfigError(f"{origin if path else ''}{fault}") from None
 
 
-def _origin(kind: type[Run], path: Path, of_file: dict[str, Any], overrides: Sequence[str], fault: str) -> str:
-    """Name the overrides that a fault begins with, else the file, or all overrides if the file alone is valid."""
-    blamed = [override for override in overrides if fault.startswith(override.partition("=")[0].strip())]
-    if overrides and not blamed:
-        with suppress(ConfigError):
-            validated(kind, of_file)
-            blamed = list(overrides)
-    return f"override {' '.join(blamed)!r}" if blamed else str(path)
+def _overlap(key: str, other: str) -> bool:
+    """Check whether one of two dotted keys is the other, or within it."""
+    return f"{key}.".startswith(f"{other}.") or other.startswith(f"{key}.")
 
 
 def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
