@@ -64,9 +64,10 @@ def data(
     seed: int = Option(42, min=0, max=SEEDS, help="Of the split."),
     dry_run: bool = Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
 ) -> None:
-    """Download a published data set, convert parquet files to JSONL, or split prompts into train and test.
+    """Download a published data set, convert edits that you have to JSONL, or split prompts into train and test.
 
-    A download's source, licence, commit and hashes are printed first.
+    A download's source, licence, commit and hashes are printed first. Parquet files, as of GEdit-Bench, and a JSON of
+    ShareGPT-4o-Image, unpacked, become JSONL.
     """
     if test:
         _split(source, out or Path("data") / Path(source.partition(":")[0]).stem, test=test, against=against, seed=seed)
