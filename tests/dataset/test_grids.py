@@ -67,6 +67,11 @@ def test_a_recipe_has_every_option_that_changes_the_images(folder):
         "dtype": "float32", "size": "64x64",
     }  # fmt: skip
     assert image_source("some/flux").generator["max_sequence_length"] == 512
+    loras = [
+        image_source("tiny", adapter=name).generator.get("adapter") for name in ("none", "consistent", "collapsed")
+    ]
+    assert loras[0] is None
+    assert len(set(loras)) == 3
     guided = image_source("some/flux", true_cfg_scale=2.0, negative_prompt=None).generator
     assert guided["true_cfg_scale"] == 2.0, "every option that changes the images belongs to the recipe"
     assert "negative_prompt" not in guided

@@ -66,8 +66,8 @@ def image_source(
     description |= {"dtype": dtype, **packed_form(memory)}
     if size:
         description["size"] = str(size)
-    if adapter:
-        description["adapter"] = digest(adapter_file(adapter))
+    for name in spec.adapters_of(checkpoint, {adapter or NO_ADAPTER: 1.0}):
+        description["adapter"] = digest(adapter_file(spec.adapter_source(checkpoint, name)))
     if edits:
         description["kind"] = kind
 
