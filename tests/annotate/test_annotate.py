@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 from fastapi.testclient import TestClient
@@ -174,7 +175,7 @@ def test_a_foreign_image_tied_with_the_others_fails_its_control(dataset):
 
 def test_what_people_disagree_on_is_settled_by_one_more_contradictions_first_then_misfits(dataset):
     annotation = Annotation(dataset(1, 3))
-    annotation.start(["ann", "ben"], ["cy"], controls=False)
+    annotation.start(["ann", "ben"], ["fay"], controls=False)
     opposite, misfit, contrary, alike = [*annotation.log.instances][:4]
     by_ben = {opposite: [0, 2, 1], contrary: [1, 2, 0], alike: [0, 1, 2]}
     by_ann = {name: [0, 1, 2] for name in (*by_ben, misfit)}
@@ -188,16 +189,18 @@ def test_what_people_disagree_on_is_settled_by_one_more_contradictions_first_the
     assert [*listed] == annotation.disputed()
     assert [(one["name"], one["reason"]) for one in listed[misfit]["opinions"]] == [("ann", ""), ("ben", NONE_FITS)]
     assert annotation.image_of(ADMIN, public_key(misfit), "0").is_file()
-    state = annotation.state("cy")
+    state = annotation.state("fay")
     assert state["adjudicates"]
     assert [opinion["name"] for opinion in state["task"]["opinions"]] == ["Person 1", "Person 2"]
-    rank_next(annotation, "cy")
+    shown = shown_order("fay", annotation.log.instances[contrary])  # 1, 2, 0: a swap would be its own inverse
+    assert [[shown[slot] for slot in one["order"]] for one in state["task"]["opinions"]] == [[0, 1, 2], [1, 2, 0]]
+    rank_next(annotation, "fay")
     decisions = [answer for answer in final_answers(collect_answers(annotation.folder)) if answer.adjudicated]
     assert [answer.instance for answer in decisions] == [contrary]
-    annotation.undo("cy", request=request())
+    annotation.undo("fay", request=request())
     assert annotation.disputed() == [contrary, misfit, opposite]
     assert f'value="{NONE_FITS}"' in (PAGE / "index.html").read_text()
-    annotation.skip("cy", public_key(misfit), NONE_FITS, request=request())
+    annotation.skip("fay", public_key(misfit), NONE_FITS, request=request())
     assert {answer.instance for answer in collect_answers(annotation.folder)} == {opposite, contrary, alike}
 
 
@@ -251,12 +254,8 @@ def test_any_cut_of_the_log_is_a_start_of_it(annotation):
 
 def test_on_a_full_disk_nothing_is_acknowledged_and_with_room_all_goes_on(annotation, monkeypatch):
     before = (annotation.folder / LOG).read_bytes()
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
+        patched.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
             rank_next(annotation, "ann")
     assert (annotation.folder / LOG).read_bytes() == before

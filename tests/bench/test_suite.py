@@ -59,16 +59,18 @@ HERE = BenchmarkOptions(judge="here")
 
 
 def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> None:
-    bench = Numbers(KEYS)
+    bench = Numbers(KEYS, silent=["bb"])
+    assert run(bench, tmp_path, HERE, batch=2).missing == {"bb": "it fell silent"}
+    bench.silent = ()
     first = run(bench, tmp_path, HERE, batch=2)
     again = run(bench, tmp_path, HERE, batch=2)
-    assert bench.measured == KEYS
+    assert bench.measured == [*KEYS, "bb"]
     assert first == again
     assert first.complete
     (mean, _) = first.table.lines[0].cells
     assert isinstance(mean, Interval)
     assert (mean.mean, mean.groups) == (3.0, 5)
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 6
 
 
 class ByBatch(Numbers):

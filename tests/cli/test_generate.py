@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from edit_twins import klein_pipeline
@@ -31,11 +32,7 @@ def refused(*words: str | Path) -> str:
 @pytest.fixture
 def no_weights(monkeypatch):
     """Nothing may be loaded."""
-
-    def load(*_: object, **__: object) -> None:
-        raise AssertionError("weights were loaded")
-
-    monkeypatch.setattr(AdaptedGenerator, "load", load)
+    monkeypatch.setattr(AdaptedGenerator, "load", Mock(side_effect=AssertionError("weights were loaded")))
 
 
 @pytest.mark.slow

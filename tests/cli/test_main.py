@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from unittest.mock import Mock
 
 import pytest
 from safetensors import SafetensorError
@@ -31,10 +32,7 @@ from pacorl.runtime.stopping import Interrupted
 def test_a_job_script_can_tell_a_stop_from_a_fault(
     fault: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(**_: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "app", Mock(side_effect=fault))
     monkeypatch.setattr(sys, "argv", ["pacorl"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -42,10 +40,7 @@ def test_a_job_script_can_tell_a_stop_from_a_fault(
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: object) -> None:
-        raise KeyError("gone")
-
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "app", Mock(side_effect=KeyError("gone")))
     monkeypatch.setattr(sys, "argv", ["pacorl"])
     with pytest.raises(KeyError):
         cli.main()

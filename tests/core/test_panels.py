@@ -9,7 +9,7 @@ from pacorl.core.grid import panel_of_token, split
 from pacorl.types import Grid, Size
 
 
-@pytest.mark.parametrize("grid", [Grid(3, 3), Grid(1, 5), Grid(2, 3), Grid(5, 2)], ids=str)
+@pytest.mark.parametrize("grid", [Grid(3, 3), Grid(1, 5), Grid(2, 11), Grid(5, 2)], ids=str)
 @pytest.mark.parametrize("size", [Size(128, 128), Size(80, 208)], ids=str)
 def test_a_token_belongs_to_the_panel_that_contains_its_centre(grid: Grid, size: Size) -> None:
     """Panels of whole pixels cut tokens of 16, and leave a remainder at the right and the bottom."""

@@ -59,10 +59,7 @@ def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
 
 
 def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
-    def stubborn(messages, number):
-        return say("Yes")
-
-    _, model = llm(stubborn)
+    _, model = llm(lambda messages, number: say("Yes"))
     counts = explain(ranked, model, attempts=2, workers=1)
     pairs = {pair_key(pair): pair for pair in label(ranked)[0]}
     no = sum(not pair.consistent for pair in pairs.values())

@@ -52,6 +52,7 @@ def test_orders_are_balanced():
     for category in by_category:
         by_name = Counter(one.subject.name for one in found if one.subject.category == category)
         assert max(by_name.values()) - min(by_name.values()) <= 1
+        assert len({one.grid for one in found if one.subject.category == category}) == 2
     assert len({one.key for one in found}) == 2000
     assert min(Counter(one.grid for one in found).values()) > 600
 
@@ -96,10 +97,8 @@ def test_unusable_answers_are_asked_for_again_with_their_fault(tmp_path, llm, ch
 
 
 def test_themes_are_told_and_not_repeated(tmp_path, llm):
-    def dull(messages, number):
-        return json.dumps(reply(messages, f"Theme {number // 2} of all."))  # every one of them twice
-
-    server, model = llm(dull)
+    # Every one of them twice.
+    server, model = llm(lambda messages, number: json.dumps(reply(messages, f"Theme {number // 2} of all.")))
     assert run(tmp_path, llm_writer(model), count=6, subjects=SUBJECTS[:1], workers=1)["records"] == 6
     themes = {row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")}
     assert len(themes) == 6

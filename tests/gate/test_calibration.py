@@ -59,12 +59,15 @@ def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> 
     with PacoReward.from_pretrained("tiny", calibration=path) as reward:
         assert reward.judge.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
         assert reward.score_set(TWO).calibrated
-    # Retrained in place: one name, and other weights.
-    Calibration("tiny", curve, identity="sha256 0").save(path)
-    with pytest.raises(ValueError, match="sha256 0"):
-        PacoReward.from_pretrained("tiny", calibration=path)
     with PacoReward.from_pretrained("tiny") as reward:
         assert not reward.score_set(TWO).calibrated
+
+
+def test_a_judge_that_was_trained_again_in_its_place_is_another(tmp_path: Path) -> None:
+    Calibration("tiny", Curve(), identity="sha256 0").check_judge("a copy", "sha256 0")
+    Calibration("tiny", Curve(), identity="sha256 0").save(tmp_path / "c.json")
+    with pytest.raises(ValueError, match="sha256 0"):
+        PacoReward.from_pretrained("tiny", calibration=tmp_path / "c.json")
 
 
 def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:

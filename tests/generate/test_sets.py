@@ -175,7 +175,8 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
 def test_a_short_last_page_keeps_the_size_of_panels_and_goes_on_with_the_seeds():
     board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
     other = Generator(FLUX.from_pretrained("tiny", max_sequence_length=96), model="another")
-    first, second = generate_storyboard(other, board, size=SIZE, steps=1, seed=3)
-    assert (first.recipe.seed, second.recipe.seed) == (3, 4)
+    ranked = {"best_of": 2, "judge": brightness(), "keep_all": True}
+    first, last, second, end = generate_storyboard(other, board, size=SIZE, steps=1, seed=3, **ranked)
+    assert [{one.recipe.seed, other.recipe.seed} for one, other in ((first, last), (second, end))] == [{3, 4}, {5, 6}]
     assert (first.image.size, second.image.size) == ((64, 64), (64, 32))
     assert {panel.size for panel in [*first.panels, *second.panels]} == {(32, 32)}

@@ -73,13 +73,13 @@ def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
 
 
 @pytest.mark.parametrize("side", [True, False])
-def test_a_call_of_a_judge_on_a_gpu_has_several_batches_and_the_last_what_is_left(side: bool) -> None:
+def test_a_call_of_a_judge_on_a_gpu_has_several_batches_of_whole_groups_and_the_last_what_is_left(side: bool) -> None:
     red = Redness()
-    with closing(Scorer({"red": red}, overlap=side, per_call=4)) as scorer:
+    with closing(Scorer({"red": red}, overlap=side, per_call=5, group_size=4)) as scorer:
         for rows in ([0, 1], [2, 3], [4, 5], [6, 7], [8, 9]):
             scorer.submit(rollout(rows))
         assert results(scorer) == {row: [float(row)] for row in range(10)}
-    assert red.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert red.calls == [[*range(8)], [8, 9]]
 
 
 def test_scoring_begins_before_results_are_asked_for() -> None:

@@ -7,6 +7,7 @@ import os
 import stat
 from pathlib import Path
 from threading import Lock
+from unittest.mock import Mock
 
 import pytest
 from tiny_runs import metrics, tiny_run, train_policy
@@ -114,10 +115,7 @@ def test_a_run_that_is_being_written_is_left_alone(small: list[str]) -> None:
 def test_a_page_that_cannot_be_built_does_not_end_the_run(
     small: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(run: Path) -> Path:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(page, "write_report", full)
+    monkeypatch.setattr(page, "write_report", Mock(side_effect=OSError(28, "No space left on device")))
     with caplog.at_level(logging.WARNING):
         out = train_policy(tiny_run(small))
     assert sum("report.html was not built" in message for message in caplog.messages) == 2

@@ -57,13 +57,18 @@ def unlike(images: Sequence[Image]) -> list[float]:
     return [0.5] * len(images)
 
 
-def test_a_function_is_all_that_a_run_needs(tmp_path: Path) -> None:
-    trainer = PolicyTrainer(run(tmp_path, "red"), rewards={"red": red})
+def test_a_function_is_all_that_a_run_needs_and_listeners_follow_its_log(tmp_path: Path) -> None:
+    heard: list[Mapping[str, Any]] = []
+    config = run(tmp_path, "red", "epochs=2", "save_every=9")
+    trainer = PolicyTrainer(config, rewards={"red": red}, listeners=[lambda trainer, line: heard.append(line)])
     assert trainer.config.judge is None
     result = trainer.train()
     (_, last) = metrics(result.folder, "evaluation")
     assert result.metrics["red"] == last["red"]
-    assert [line["kind"] for line in result.history] == ["evaluation", "epoch", "evaluation"]
+    kinds = [("evaluation", 0), ("epoch", 1), ("epoch", 2), ("evaluation", 2)]
+    assert kinds == [(line["kind"], line["epoch"]) for line in heard]
+    assert kinds == [(line["kind"], line["epoch"]) for line in result.history]
+    assert all("red" in line or "reward/red/mean" in line for line in heard)
     assert result.before == result.history[0]
     assert "2 of 2 training prompts are measured on" in write_report(result.folder).read_text()
     assert (result.adapter / "adapter_model.safetensors").is_file()
@@ -110,18 +115,6 @@ def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
     page = " ".join(write_report(result.folder).read_text().split())
     assert "<b>Not finite · spotty</b>" in page
     assert "1 image has no score" in page
-
-
-def test_listeners_follow_the_log(tmp_path: Path) -> None:
-    heard: list[tuple[str, int, bool]] = []
-
-    def listen(trainer: PolicyTrainer, line: Mapping[str, Any]) -> None:
-        heard.append((line["kind"], line["epoch"], "red" in line or "reward/red/mean" in line))
-
-    config = run(tmp_path, "red", "epochs=2", "save_every=9")
-    result = PolicyTrainer(config, rewards={"red": red}, listeners=[listen]).train()
-    assert heard == [("evaluation", 0, True), ("epoch", 1, True), ("epoch", 2, True), ("evaluation", 2, True)]
-    assert (result.adapter / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -135,11 +136,7 @@ def test_a_checkpoint_has_the_weights_of_its_save_and_a_later_save_has_its_fault
     kept = load_file(path / checkpoint.TENSORS)
     assert kept.keys() == before.keys()
     assert all(torch.equal(kept[name], value) for name, value in before.items())
-
-    def full(*args: Any, **rest: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "write_checkpoint", full)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", Mock(side_effect=OSError(28, "No space left on device")))
     made.checkpoints.save(state)
     with pytest.raises(OSError, match="No space"):
         made.checkpoints.save(state)

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 
-from pacorl.io.hub import OF_MODEL, OF_PIPELINE, check_checkpoint
+from pacorl.io.hub import OF_MODEL, OF_PIPELINE, check_checkpoint, checkpoint_digest
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,16 @@ def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path: Path, monkeypatch: p
     for source in ("absent", "some/where/deep", "http://server/v1"):
         with pytest.raises(ValueError, match=f"^there is no {source}: "):
             check_checkpoint(source, "config.json")
+
+
+def test_a_checkpoint_is_its_weights_and_what_else_decides_its_answers(tmp_path: Path) -> None:
+    digests = [checkpoint_digest(str(tmp_path))]
+    for name in ("model.safetensors", "chat_template.jinja", "model.safetensors", "README.md"):
+        (tmp_path / name).write_text(f"{name} {len(digests)}")
+        digests.append(checkpoint_digest(str(tmp_path)))
+    assert digests[0] == ""
+    assert len(set(digests[:4])) == 4
+    assert digests[4] == digests[3]
 
 
 def test_every_loader_asks_first() -> None:

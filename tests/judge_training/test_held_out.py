@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,9 @@ def test_runs_with_different_test_data_are_told_apart(tmp_path: Path) -> None:
     assert not any(line.startswith("warning") for line in lines)
 
 
-def test_a_changed_image_is_different_data(tmp_path: Path) -> None:
-    """The same paths, questions and labels, but another picture."""
+def test_a_changed_image_or_question_is_different_data(tmp_path: Path) -> None:
+    """The same paths and labels, but another picture, or another question about it."""
     digests = [HeldOut(pairs(tmp_path, prompts=2, colour=colour), tmp_path).digest for colour in ("red", "blue", "red")]
     assert digests[0] == digests[2] != digests[1]
+    asked = [replace(pair, question="Is it the same fox?") for pair in pairs(tmp_path, prompts=2, colour="red")]
+    assert HeldOut(asked, tmp_path).digest not in digests

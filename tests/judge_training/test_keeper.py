@@ -32,3 +32,11 @@ def test_gradients_that_are_not_finite_move_neither_weights_nor_moments(value: f
         assert keeper.bad_steps == bad
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
     assert all(torch.equal(a, b["exp_avg"]) for a, b in zip(moments, optimizer.state.values(), strict=True))
+
+
+def test_a_checkpoint_ends_a_line_of_the_log() -> None:
+    """So that a resumed run logs the same lines, whatever the interval."""
+    processes()
+    keeper = RunKeeper(Logbook(JudgeConfig(), main=False), StopSignals(), evaluates=False)
+    state, control = SimpleNamespace(global_step=5, max_steps=9), SimpleNamespace(should_save=True, should_log=False)
+    assert keeper.on_step_end(SimpleNamespace(device=torch.device("cpu")), state, control).should_log  # type: ignore[arg-type]

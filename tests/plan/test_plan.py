@@ -121,6 +121,15 @@ def test_references_are_planned_as_they_are_encoded(kind: str, tokens: int, tmp_
     assert (of_one < tokens) == (kind != "kontext")
 
 
+def test_evaluations_are_before_after_and_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, jobs = peaks.Memory({"train": 1}), []
+    monkeypatch.setattr("pacorl.plan.plan.measure", lambda job: jobs.append(job) or memory)
+    for every in (0, 4, 5):
+        planned("epochs=10", f"evaluation.every={every}")
+    first, *others = (job.batches[1].images for job in jobs)
+    assert [2 * images / first for images in others] == [4, 3]
+
+
 # --- the screen ------------------------------------------------------------------------------------------------
 
 

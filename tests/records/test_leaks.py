@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,8 @@ def test_a_split_keeps_families_and_benchmarks_apart(tmp_path: Path) -> None:
     assert len(test) >= 3
     assert {colours[p.id] for p in train}.isdisjoint(colours[p.id] for p in test)
     assert split_prompts(made, test=3) == split_prompts(made, test=3)
+    several = [replace(prompt, id=7) for prompt in made]  # files number their prompts alike
+    assert len([*chain(*split_prompts(several, test=3, keep_out={"bench": made[7:]})[:2])]) == 7
     assert split_prompts(made, test=3, seed=1)[1] != split_prompts(made, test=3, seed=2)[1]
 
 

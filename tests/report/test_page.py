@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_m
 from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.report.curves import charts
-from pacorl.report.folder import read_run
+from pacorl.report.folder import Sample, read_run
 from pacorl.report.page import next_command, write_report
-from pacorl.report.results import alarms, paired, rows_of
+from pacorl.report.results import alarms, compared, rows_of
 
 
 @pytest.fixture
@@ -115,8 +116,10 @@ def test_more_seeds_of_a_prompt_do_not_narrow_an_interval() -> None:
     gains = [0.1, -0.2, 0.3, 0.05, -0.1, 0.2, 0.0, 0.15, -0.05, 0.25]
 
     def difference(seeds: int) -> Interval:
-        groups = [prompt for prompt in range(len(gains)) for _ in range(seeds)]
-        return paired(groups, [0.5] * len(groups), [0.5 + gains[prompt] for prompt in groups])[2]
+        pairs = []
+        for (prompt, gain), seed in product(enumerate(gains), range(seeds)):
+            pairs.append(tuple(Sample(prompt, seed, Path(), {"fit": score}) for score in (0.5, 0.5 + gain)))
+        return compared(pairs)[0].difference
 
     one, many = difference(1), difference(8)
     assert (one.groups, many.groups) == (10, 10)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from accelerate import PartialState
@@ -69,9 +70,5 @@ def test_other_processes_and_a_closed_pipe_are_silent(
 ) -> None:
     train(Progress(epochs=3, shown=False), epochs=3)
     assert capsys.readouterr().out == ""
-
-    def closed(*_: object, **__: object) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr("builtins.print", closed)
+    monkeypatch.setattr("builtins.print", Mock(side_effect=BrokenPipeError))
     train(Progress(epochs=3, shown=True), epochs=3)

@@ -55,7 +55,6 @@ def test_memory_is_the_form_of_every_model_of_a_run() -> None:
     assert (run.model.quantize, run.judge.quantize, run.model.stream) == ("int8", "int8", False)
     assert PolicyConfig.model_validate(run.model_dump(mode="json")).model.quantize == "int8"
     assert load(PolicyConfig, None, ["memory=low", "judge=none"]).judge is None
-    held_out = load(
-        PolicyConfig, None, ["memory=lowest", "evaluation={judge: tiny, rewards: [{name: consistency}]}"]
-    ).evaluation.judge_settings
-    assert (held_out.quantize, held_out.stream) == ("int8", True)
+    other = "evaluation={judge: tiny, rewards: [{name: consistency}]}"
+    held_out = load(PolicyConfig, None, ["memory=lowest", "judge.adapter=mine", other]).evaluation.judge_settings
+    assert (held_out.quantize, held_out.stream, held_out.adapter) == ("int8", True, "")

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -200,11 +201,9 @@ def test_another_model_is_not_answered_for(url: str, path: str, fields: dict[str
 def test_a_fault_of_the_judge_is_no_fault_of_the_caller(
     url: str, local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ValueError("/srv/judge: a weight of another shape")
-
     for name in ("log_probs", "verdicts"):
-        monkeypatch.setattr(local_judge, name, fail)
+        fault = ValueError("/srv/judge: a weight of another shape")
+        monkeypatch.setattr(local_judge, name, Mock(side_effect=fault))
     for path, fields in ((CHATS, TEXT | {"max_completion_tokens": 1}), (SETS, {"images": URLS})):
         status, answer = ask(f"{url}/v1/{path}", fields)
         assert (status, answer["error"]["type"]) == (500, "server_error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -44,11 +45,7 @@ def test_a_recipe_is_read_by_the_model_that_wrote_it(folder, theme, line, seed, 
 def test_a_page_that_cannot_be_written_is_none(folder, monkeypatch):
     folder.add_page([(picture(), Recipe(note="1"))])
     before = files_of(folder)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("pacorl.studio.folder.png_bytes", full)
+    monkeypatch.setattr("pacorl.studio.folder.png_bytes", Mock(side_effect=OSError("no space left on device")))
     with pytest.raises(OSError, match="no space"):
         folder.add_page([(picture(), Recipe(note="2")), (picture(), Recipe(note="3"))])
     assert files_of(folder) == before

@@ -18,6 +18,7 @@ from pacorl.core.grid import panel_texts, split
 from pacorl.core.set_scores import TIE, tied_groups
 from pacorl.generate.generated_images import Judged
 from pacorl.io.children import start_python
+from pacorl.io.documents import write_json
 from pacorl.io.images import open_image
 from pacorl.studio.folder import Drawing, page_of
 from pacorl.studio.models import JUDGE
@@ -330,6 +331,9 @@ def test_the_name_of_a_character_is_its_description_and_words_are_checked_before
     studio.unfold()
     assert studio.panels[0] == "a purple hero with a cap in town at night"
     assert studio.prompt().characters[0].name == character
+    (studio.loras(character) / "2-stopped").mkdir(parents=True)
+    write_json(studio.loras(character) / "1" / "summary.json", {})
+    assert list(studio.adapters(character)) == [str(Training(studio.loras(character) / "1").lora)]
     studio.keep(words="\n".join(["a purple hero in town at night", "runs", *PANELS[1:]]))
     with pytest.raises(ValueError, match="runs"):
         studio.prompt()

@@ -68,7 +68,8 @@ def test_sizes_of_sources_and_references_are_the_pipeline_s(
         paths.append(tmp_path / f"{height}x{width}-{number}.png")
         Image.new("RGB", (width, height)).save(paths[-1], compress_level=0)
     prompt = Prompt(0, "A crown.", **{"sources" if edits else "references": tuple(paths)})
-    size = klein.size_of(prompt, size)
+    asked, size = size, klein.size_of(prompt, size)
+    assert size.height * size.width <= asked.height * asked.width, "beyond the memory that was planned"
     area = min(size.height * size.width, 1024 * 1024)
     expected = []
     for path in paths:

@@ -103,6 +103,12 @@ def test_prompts_share_a_forward_if_their_images_have_equal_sizes(
     assert len({policy.forward_key(prompt, SIZE) for prompt in prompts}) == keys
 
 
+@pytest.mark.parametrize("kind", ["qwen_edit_plus", "klein"])
+def test_a_reference_beside_a_source_keeps_its_own_shape(kind: str, images: tuple[Path, ...]) -> None:
+    sizes = policy_of(kind).image_sizes(replace(edit(images[0]), references=images[1:]), SIZE)
+    assert [(size.height > size.width) - (size.height < size.width) for size in sizes] == [0, -1, 1]
+
+
 def test_images_are_stitched_row_by_row_and_whole() -> None:
     colours = ["red", "lime", "blue"]
     stitched = stitch([Image.new("RGB", (20, 10), colour) for colour in colours], Size(80, 80))
