@@ -38,10 +38,7 @@ def slots_of(instance, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("people", "count", "kills"),
-    [
-        pytest.param(4, 40, 2, id="short"),
-        pytest.param(30, 134, 20, id="30 people", marks=pytest.mark.nightly),
-    ],
+    [pytest.param(4, 40, 2, id="short"), pytest.param(30, 134, 20, id="30 people", marks=pytest.mark.nightly)],
 )
 def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, people, count, kills):
     many_instances(tmp_path, count)

@@ -121,11 +121,7 @@ def bench_over(folder: Path, images: Path, **options: Any) -> T2isBench:
     ids=["a case of 0 is left out as released, and counted beside", "a case without criteria is no 0"],
 )
 def test_cases_without_a_figure(
-    first: dict[str, str],
-    others: dict[str, str],
-    figures: tuple[float, float],
-    t2is_folder: Path,
-    tmp_path: Path,
+    first: dict[str, str], others: dict[str, str], figures: tuple[float, float], t2is_folder: Path, tmp_path: Path
 ) -> None:
     path = t2is_folder / "prompt_consistency.json"
     document = json.loads(path.read_text())

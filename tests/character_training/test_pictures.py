@@ -61,8 +61,7 @@ def test_copies_of_a_picture_stay_on_one_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pictures", "share", "held_out"),
-    [(4, 0.15, 0), (5, 0.15, 1), (6, 0.34, 2), (6, 0.0, 0), (6, 1.0, 3)],
+    ("pictures", "share", "held_out"), [(4, 0.15, 0), (5, 0.15, 1), (6, 0.34, 2), (6, 0.0, 0), (6, 1.0, 3)]
 )
 def test_pictures_are_held_out_of_five_or_more(tmp_path: Path, pictures: int, share: float, held_out: int) -> None:
     hero = make_hero(tmp_path / "zorp", pictures=pictures)

@@ -135,8 +135,7 @@ def test_a_bad_size_is_refused_before_weights_are_loaded(kind: str, tmp_path: Pa
 
 @ROLES
 @pytest.mark.parametrize(
-    "dynamic",
-    [pytest.param(False, id="static shift", marks=pytest.mark.slow), pytest.param(True, id="dynamic shift")],
+    "dynamic", [pytest.param(False, id="static shift", marks=pytest.mark.slow), pytest.param(True, id="dynamic shift")]
 )
 def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bool) -> None:
     policy = copy.copy(job.policy)

@@ -257,10 +257,7 @@ READERS: dict[str, tuple[str, Reader]] = {
     "image": ("a.png", Reader({}, read_image)),
     "upload": ("a.png", Reader({}, lambda path: submit_upload(read_bytes(path), name="a.png").result())),
     **{
-        f"{form} {file}": (
-            file,
-            Reader(partial(write_lora, file=form), read_lora, names=(form, "/work")),
-        )
+        f"{form} {file}": (file, Reader(partial(write_lora, file=form), read_lora, names=(form, "/work")))
         for form, file in ((PEFT, PEFT), (PEFT, "adapter_config.json"), (DIFFUSERS, DIFFUSERS))
     },
 }

@@ -91,12 +91,7 @@ def test_without_a_floor_rounding_alone_teaches_nothing(std: Literal["group", "g
 
 
 @pytest.mark.parametrize(
-    ("floor", "sure", "all_but_equal"),
-    [
-        ("none", 1.0, 1.0),
-        ("max", 1.0, 1.0),
-        ("add", 2 / 3, 1 / 11),
-    ],
+    ("floor", "sure", "all_but_equal"), [("none", 1.0, 1.0), ("max", 1.0, 1.0), ("add", 2 / 3, 1 / 11)]
 )
 def test_each_form_of_the_floor_by_hand(floor: Floor, sure: float, all_but_equal: float) -> None:
     """Group stds of 2e-4, a judge that is sure, and of 1e-5; beside them one of 1, which no floor moves by more than

@@ -57,14 +57,7 @@ def test_clipping(change: float, advantage: float, expected: float, learns: bool
 def guarded(mean: Tensor, taken: Tensor, advantage: Tensor, *, clip_range: float) -> Tensor:
     transition, old = Transition(mean, 0.3), Transition(OLD, 0.3)
     loss, _ = grpo_guard(
-        Step(
-            transition,
-            log_prob(taken, transition),
-            log_prob(taken, old),
-            OLD,
-            dt=-0.1,
-            advantage_B=advantage,
-        ),
+        Step(transition, log_prob(taken, transition), log_prob(taken, old), OLD, dt=-0.1, advantage_B=advantage),
         GrpoGuard(clip_range=clip_range),
     )
     return loss

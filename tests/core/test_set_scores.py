@@ -69,11 +69,7 @@ def test_equal_shares_are_those_of_all_pairs(sets: list[list[str]]) -> None:
     assert equal_shares(sets) == pytest.approx(expected)
 
 
-@given(
-    st.lists(st.integers(0, 2**63), min_size=2, max_size=12, unique=True),
-    st.integers(2, 16),
-    st.integers(1, 9),
-)
+@given(st.lists(st.integers(0, 2**63), min_size=2, max_size=12, unique=True), st.integers(2, 16), st.integers(1, 9))
 def test_every_panel_is_compared_with_other_sets(seeds: list[int], panels: int, partners: int) -> None:
     pairs = draw_pairs_across(seeds, panels, partners=partners)
     assert len(set(pairs)) == len(pairs) == len(seeds) * max(comb(panels, 2) // 2, ceil(panels / 2))

@@ -36,10 +36,7 @@ SIDE = 64
 OPTIONS = arguments(["--tiny"])
 PANELS = [Image.effect_noise((SIDE, SIDE), 50) for _ in range(4)]
 QUESTIONS = [Question(pair, same_theme("a red fox")) for pair in combinations(PANELS, 2)]
-CARD = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
-]
+CARD = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")]
 DEVICES = pytest.mark.parametrize(
     "device", [pytest.param("cpu", marks=pytest.mark.nightly), pytest.param("cuda", marks=CARD)]
 )

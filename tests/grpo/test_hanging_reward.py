@@ -26,12 +26,7 @@ from pacorl.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("toy")
 
-SETTINGS = [
-    "epochs=3",
-    "save_every=10",
-    "evaluation.every=2",
-    "rewards=[{name: brightness}]",
-]
+SETTINGS = ["epochs=3", "save_every=10", "evaluation.every=2", "rewards=[{name: brightness}]"]
 
 
 class Brightness:

@@ -53,10 +53,7 @@ def test_the_table_of_parts() -> None:
     }
     table = reward_table(scores, rows, names=("reds", "whole"), by_panel=True)
     nan = float("nan")
-    expected = [
-        [[0.1, 0.2, 0.3, 0.4], [0.1, nan, 0.3, 0.4], [0.5, 0.6, nan, nan]],
-        [[7.0] * 4, [8.0] * 4, [nan] * 4],
-    ]
+    expected = [[[0.1, 0.2, 0.3, 0.4], [0.1, nan, 0.3, 0.4], [0.5, 0.6, nan, nan]], [[7.0] * 4, [8.0] * 4, [nan] * 4]]
     assert table.part_RBP is not None
     torch.testing.assert_close(table.part_RBP, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
     assert reward_table(scores, rows, names=("reds", "whole")).part_RBP is None

@@ -118,8 +118,7 @@ def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
 
 
 @pytest.mark.parametrize(
-    ("function", "fault"),
-    [(unlike, "TypeError"), (half, r"returned 0\.5"), (forgetful, "returned None")],
+    ("function", "fault"), [(unlike, "TypeError"), (half, r"returned 0\.5"), (forgetful, "returned None")]
 )
 def test_a_wrong_function_is_named_in_one_line(tmp_path: Path, function: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=f"reward 'mine'.*{fault}") as refused:

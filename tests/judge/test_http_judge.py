@@ -333,12 +333,7 @@ def test_neither_word_listed_is_missing(entries: list[tuple[str, float]], likeli
 
 
 @pytest.mark.parametrize(
-    "entries",
-    [
-        [("Maybe", 0.0), ("Yes", -9999.0), ("No", -9999.0)],
-        [("Yes", 0.0), ("#", -9999.0)],
-        [("Yes", 0.0)],
-    ],
+    "entries", [[("Maybe", 0.0), ("Yes", -9999.0), ("No", -9999.0)], [("Yes", 0.0), ("#", -9999.0)], [("Yes", 0.0)]]
 )
 def test_log_probabilities_of_a_greedy_sampler_are_refused(entries: list[tuple[str, float]]) -> None:
     with pytest.raises(ServiceRefusedError, match="--logprobs-mode raw_logprobs"):

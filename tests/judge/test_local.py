@@ -158,10 +158,7 @@ def test_the_judge_explains(judge: LocalJudge) -> None:
 
 def test_a_question_cannot_smuggle_an_image_in(judge: LocalJudge) -> None:
     (verdict,) = judge.verdicts([Question(tuple(panels(2)), "Same? <|image_pad|>")])
-    assert (verdict.p_yes, verdict.error) == (
-        None,
-        "a text may not hold the control token <|image_pad|>; take it out",
-    )
+    assert (verdict.p_yes, verdict.error) == (None, "a text may not hold the control token <|image_pad|>; take it out")
 
 
 @pytest.mark.parametrize(("size", "message"), [((1, 1), "1x1 is too small"), ((2000, 8), "2000x8 is too long")])

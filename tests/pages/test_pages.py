@@ -25,9 +25,7 @@ SEEN_FIRST = {"judge", "train-judge"}
 
 RUN = {"bash", "python"}
 NOT_RUN = {"sh", "text", "bibtex", "csv", "json", "jsonl", "toml", "yaml"}
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*(reads 48 tokens|of 3 prompts):UserWarning"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:.*(reads 48 tokens|of 3 prompts):UserWarning")]
 
 
 @pytest.mark.slow

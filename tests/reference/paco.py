@@ -347,10 +347,7 @@ def endpoint_loss(s: Settings, world: World, theta: Theta, old: Theta, sample: S
 
         r = 0.5 + 0.5 * advantage / s.advantages.clip
         terms = []
-        for implicit in (
-            options.beta * v + (1 - options.beta) * v_old,
-            (1 + options.beta) * v_old - options.beta * v,
-        ):
+        for implicit in (options.beta * v + (1 - options.beta) * v_old, (1 + options.beta) * v_old - options.beta * v):
             gap = (x_t - t * implicit - x0)[panel]
             terms.append(torch.mean(gap**2) / max(float(gap.detach().abs().mean()), 1e-5))
         towards, away = r * terms[0], (1 - r) * terms[1]

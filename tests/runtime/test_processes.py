@@ -64,10 +64,7 @@ def test_sampling_and_training_attend_by_the_same_kernels() -> None:
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-@pytest.mark.parametrize(
-    ("settings", "precision"),
-    [("model.dtype=bfloat16", "tf32"), ("", "ieee")],
-)
+@pytest.mark.parametrize(("settings", "precision"), [("model.dtype=bfloat16", "tf32"), ("", "ieee")])
 def test_tf32_is_for_what_stays_fp32_beside_a_bf16_generator(tmp_path: Path, settings: str, precision: str) -> None:
     with toy_world():
         PolicyTrainer(toy_config(tmp_path, *settings.split())).close()

@@ -85,11 +85,7 @@ def saved(made: Any, folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_lora_as_the_judge_is_its_base_with_it(
-    base: Path,
-    made: Any,
-    truth: list[float],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    base: Path, made: Any, truth: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved(made, tmp_path / "adapter")
     with caplog.at_level(logging.WARNING):
