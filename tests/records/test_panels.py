@@ -63,7 +63,6 @@ def test_a_stage_to_stand_on_is_no_progress():
         ("Two images in watercolor: a fjord, a village", "image in watercolor", False),
         ("Two watercolor images: a fjord, a village", "watercolor image", False),
         ("Two posters with the same palette: a fjord, a village", "poster with the same palette", False),
-        ("Two paintings in the style of Monet: a fjord, a village", "painting in the style of Monet", False),
         ("Two images in watercolor of a fox: asleep, awake", "image in watercolor of a fox", True),
         ("Two fox stickers: asleep, awake", "fox sticker", True),
         ("Two images with one fox mascot: a mug, a bag", "image with one fox mascot", True),
