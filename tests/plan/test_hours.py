@@ -115,7 +115,7 @@ def test_hours_are_those_of_the_card_that_is_here_of_the_named_or_of_the_smalles
     assert f"2 × {CARDS[-1].name}" in str(here).splitlines()[-1]
     assert CARDS[3].name not in str(here)
     cpu = dataclasses.replace(plan, memory=Memory({"score": 1}), hours={CPU: (0.1, 0.2)})
-    assert str(cpu).endswith("with evaluations and judging: about 6 to 12")
+    assert str(cpu).endswith("with evaluations and scoring: about 6 to 12")
 
 
 def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:

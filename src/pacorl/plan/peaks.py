@@ -33,7 +33,7 @@ PHASES = {
     "encode": "encoding prompts, once",
     "sample": "sampling",
     "decode": "decoding images",
-    "score": "judging",
+    "score": "scoring",
     "train": "training",
 }
 FP32 = 4

@@ -146,7 +146,7 @@ def _lines(plan: Plan) -> Iterator[str]:
             text = ", ".join(f"{key.replace('_', ' ')} {round(value, 3)}" for key, value in fact.items())
         yield f"{name.replace('_', ' ')}: {text}"
 
-    tasks = "evaluations and judging" if "score" in plan.memory.phases else "evaluations"
+    tasks = "evaluations and scoring" if "score" in plan.memory.phases else "evaluations"
     low, high = plan.hours.get(CPU, (math.inf, math.inf))
     if not plan.device_bytes and low < CPU_HOURS:
         yield f"minutes on the CPU here, with {tasks}: about {60 * low:.2g} to {60 * high:.2g}"
