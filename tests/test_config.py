@@ -91,7 +91,6 @@ FAULTS = [
     ("config: sampling.tree.branches", "sampling.tree.branches=[4, 4]"),
     ("config: sampling.suffix", "sampling.sde_steps=[9]", "sampling.suffix.solver=ab2"),
     ("config: sampling.suffix", "sampling.suffix={solver: ab2, steps: 1}"),
-    ("config: sampling.suffix", "sampling.suffix.steps=9"),
     ("config: sampling.suffix", "objective.name=diffusion_nft", "sampling.suffix.steps=11"),
     ("sampling.suffix.solver:", "sampling.suffix.solver=heun"),
     ("sampling: window.size", "sampling.window.kind=sliding", "sampling.window.size=2"),

@@ -39,7 +39,6 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda 
     """Run the tiny recipe and grade it, or resume a stopped run.
 
     Args:
-        config: the recipe.
         say: called with a line at the start of each stage.
 
     Returns:

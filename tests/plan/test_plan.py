@@ -192,7 +192,7 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     # Rewards of a file are tried, and settings that the config has are not advised.
     Path("mine.py").write_text("def none(prompts, images):\n    return [None for image in images]\n")
     changes = ["rewards=[{name: 'mine.py:none'}]", "evaluation.rewards=[]", "judge=none", "memory=low"]
-    plan = plan_training(load(PolicyConfig, recipe(), [*changes, "prompts_per_epoch=5"]), card=1)
+    plan = plan_training(load(PolicyConfig, recipe(), [*changes, "prompts_per_epoch=5", "group_size=3"]), card=1)
     assert "'none' has no score" in plan.absences[0].remedy
     assert "absent: nothing; broken: rewards" in plan.verdict
     assert "prompts_per_epoch is 6" in plan.facts["rounded"]

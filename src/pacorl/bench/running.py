@@ -105,15 +105,12 @@ def run_benchmark(
     *,
     progress: OpenProgress = without_bar,
 ) -> Outcome:
-    """Run a benchmark of the table, or resume it.
+    """Run a benchmark of the table, or resume it; return the results.
 
     Args:
         data: the published data, as it was downloaded.
         options: common options, and the options of the entry.
         progress: opens a progress bar for an activity.
-
-    Returns:
-        The results.
 
     Raises:
         ValueError: if name, data or options cannot be used, or the run's folder holds results of other settings.

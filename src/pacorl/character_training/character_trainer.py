@@ -214,7 +214,6 @@ class CharacterTrainer:
 
         Args:
             times: positions in 0..1 of the training schedule, from noise to image.
-            seeds: of the noises ε.
         """
         device = self.runtime.device
         sigma_B = to_device(torch.stack([self.sigmas[int(time * LEVELS)] for time in times]), device)

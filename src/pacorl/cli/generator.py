@@ -144,13 +144,7 @@ def dry_run(
     panels: Sequence[str],
     as_json: bool,
 ) -> NoReturn:
-    """Print the memory and downloads of generator and judge, and end the command.
-
-    Args:
-        source: The judge; empty for none.
-        prompts: The prompts, whose images count.
-        panels: Text of each panel for people.
-    """
+    """Print the memory and downloads of generator and judge, and end the command."""
     from pacorl.io.documents import parse_json
     from pacorl.plan.plan import plan_generation
 

@@ -109,7 +109,6 @@ class Redrawing:
         """Draw failing panels again until the gate passes, and write the page (`generate.repair.repair_page`).
 
         Args:
-            target: File to write.
             seed: Added to the page's, as the number of the try is.
 
         Returns:

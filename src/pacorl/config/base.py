@@ -245,7 +245,6 @@ def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any
     """List the config changes of a resumed run: dotted key → [value before, value now].
 
     Args:
-        config: the config now.
         before: the config that the run had, as JSON has it. Keys that only one of the two has are no change.
     """
     return _changes("", before, config.model_dump(mode="json"))

@@ -134,7 +134,6 @@ def draw_pairs_across(seeds: Sequence[int], panels: int, *, partners: int) -> li
 
     Args:
         seeds: One per set, which decides its place in the circle and the order of its panels.
-        panels: Panels of a set.
         partners: Largest number of sets that a set's pairs are spread over.
     """
     draws = []

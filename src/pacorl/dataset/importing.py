@@ -23,10 +23,7 @@ from pacorl.records.rankings import Ranking, load_rankings
 def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     """Import a CSV or JSONL of rankings (`records.rankings`) as `imported/NAME`, the name of the file, with its images.
 
-    Rankings of one reference are a group, unless the file names its groups.
-
-    Returns:
-        The number of rankings and images.
+    Rankings of one reference are a group, unless the file names its groups. Returns the number of rankings and images.
 
     Raises:
         ValueError: another source has the name, or a record is malformed or an image missing (with file and record);

@@ -180,8 +180,6 @@ def panel_score(
     """Score one panel: the lowest median P(Yes) over the questions and the groups of images that it is compared with.
 
     Args:
-        name: Name of the panel.
-        panel: Index of its image.
         groups: Reference images of each character, or the other panels.
         answers: Question → pair of images → P(Yes).
     """

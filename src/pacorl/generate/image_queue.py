@@ -117,20 +117,13 @@ def generate_missing(
     save_panels: Callable[[ImageJob, Image], None] = lambda job, image: None,
     progress: Progress = silent,
 ) -> int:
-    """Generate this shard's missing images, batch by batch.
+    """Generate this shard's missing images, batch by batch; return their number.
 
     A partly finished batch is sampled whole, and its finished images stay.
 
     Args:
-        jobs: all jobs of the run.
-        out: the run's folder.
-        source: the generator.
-        shard: this process's share.
         save_panels: writes further files of an image, such as its panels.
         progress: callback with (done, total) sampled images after each batch.
-
-    Returns:
-        The number of missing images.
     """
     batches = unfinished_batches(jobs, out, source, shard=shard)
     if not batches:

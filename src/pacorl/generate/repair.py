@@ -118,11 +118,8 @@ def repair_set(
     Without references always the worst, since it lowers the scores of every other panel.
 
     Args:
-        images: Panels of the set.
         gate: The check, such as `check_set` with its judge and threshold.
         redraw: Source of new panels, such as `redraw_by(generator, prompts)`.
-        tries: Maximum number of redrawn panels.
-        on_try: Callback after each try.
 
     Raises:
         ControlError: if the gate refuses the original set.
@@ -226,11 +223,8 @@ def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", refe
     sets only, draws the panel in every cell.
 
     Args:
-        model: Checkpoint of the generator.
-        text: The panel's text.
         theme: Text shared by all panels, put in front unless the panel's text contains it.
         kind: Kind of the generator; by default the checkpoint's.
-        references: Reference images of the characters.
 
     Raises:
         ValueError: if an editor has no reference image, or a tiny model does not know the text.
@@ -256,8 +250,6 @@ def redraw_by(generator: Generator, prompts: Sequence[Prompt], *, seeds: Sequenc
     """Redraw panels with a generator.
 
     Args:
-        generator: The generator.
-        prompts: Prompt of each panel (`panel_prompt`).
         seeds: Seed of each panel, to which the number of the try is added; 0 by default.
         options: Further arguments of `generate_sets`, such as `size` and `steps`.
     """

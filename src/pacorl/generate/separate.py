@@ -35,11 +35,8 @@ def sample_separately(
     """Generate each panel as an image, and return one grid image per (prompt, seed), in order.
 
     Args:
-        generator: The generator.
         prompts: Prompts of sets, with one text per panel.
         seeds: One per prompt. `panel_seeds` derives the panels' seeds.
-        size: Size of a panel.
-        options: Further options of `Generator.sample`.
 
     Raises:
         ValueError: if a prompt has no texts of panels, or the generator takes fewer references.
@@ -63,8 +60,6 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int) -> list[Promp
     """Compose the prompt of each panel: the set's theme and the panel's text, with the references of its characters.
 
     Args:
-        prompt: Prompt of a set.
-        model: Name of the generator.
         max_references: Maximum number of reference images that the generator takes.
 
     Returns:

@@ -161,8 +161,6 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
     """Choose reference images of the characters in some scenes: the first of each, then the second of each.
 
     Args:
-        scenes: Scenes of one page.
-        board: The storyboard.
         limit: Maximum number of references; 0 for a generator without.
 
     Raises:
@@ -195,8 +193,6 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: b
     """Compose one prompt per page. A partly filled last page has fewer rows, or one row.
 
     Args:
-        board: The storyboard.
-        model: Name of the generator.
         max_references: Maximum number of reference images that the generator takes.
         separate: Whether the panels are generated one by one (`panel_prompts`), so that the page's own text is
             not read and has no layout to fit.

@@ -146,11 +146,7 @@ class CheckpointWriter:
     def _write_all(
         self, target: Path, rest: Mapping[str, Tensor], names: Sequence[str], state: Mapping[str, Any], copied: Event
     ) -> float:
-        """Copy the rest of the tensors, write a checkpoint of all names, and update the files derived from it.
-
-        Returns:
-            Seconds of writing.
-        """
+        """Copy the rest, write a checkpoint of all names, and update the files derived from it; return the seconds."""
         try:
             self._copy(rest)
         finally:
@@ -176,10 +172,7 @@ class CheckpointWriter:
 
 
 def restore(lora: LoraTraining, path: Path) -> dict[str, Any]:
-    """Restore weights, optimizer and counters from a checkpoint, also with another number of processes.
-
-    Returns:
-        The content of state.json.
+    """Restore weights, optimizer and counters, also with another number of processes; return state.json's content.
 
     Raises:
         ValueError: if the checkpoint does not fit the run.

@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
 
 def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
-    """Run the next epoch. A stop during sampling abandons it, and a resumed run samples the same images again.
+    """Run the next epoch, and return its line in metrics.jsonl.
 
-    Returns:
-        The epoch's line in metrics.jsonl.
+    A stop during sampling abandons it, and a resumed run samples the same images again.
 
     Raises:
         Interrupted: after a signal.

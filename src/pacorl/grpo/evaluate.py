@@ -74,10 +74,7 @@ class EvaluatedSample:
 
 
 def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
-    """Sample the evaluation prompts at full size without noise, score and log them.
-
-    Returns:
-        The evaluation's line in metrics.jsonl.
+    """Sample the evaluation prompts at full size without noise, score and log them; return the line in metrics.jsonl.
 
     Raises:
         SharedFault: on all ranks, for an error of a reward on any rank.

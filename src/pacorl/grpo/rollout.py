@@ -104,7 +104,6 @@ class Trunk:
     def __init__(self, draw: Draw, rows: Sequence[Row]) -> None:
         """
         Args:
-            draw: parameters of the rollouts.
             rows: samples of one size, whose subtrees are complete on this process.
         """
         self.draw = draw

@@ -85,7 +85,6 @@ class PolicyTrainer:
         """Load and check everything that the run needs, cheap checks first.
 
         Args:
-            config: the run.
             rewards: functions of prompts and images, by name. A reward of the config with that name sets the weight;
                 without one the function joins the config's rewards.
             listeners: functions that are called with each line of the log.

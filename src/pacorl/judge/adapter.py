@@ -39,7 +39,6 @@ def base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
 
     Args:
         checkpoint: A folder or hub name of a model, or of a PEFT LoRA, whose adapter_config.json names the base.
-        adapter: An additional adapter.
 
     Returns:
         Base and adapter; the arguments if the checkpoint is a model.

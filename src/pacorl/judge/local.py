@@ -132,7 +132,6 @@ class LocalJudge:
             checkpoint: A PEFT LoRA is loaded on the base named in its config.
             quantize: `none`, or `int8` for the blocks' weights; an adapter is merged before.
             stream: Keep these weights in main memory, and send them to the device layer by layer.
-            options: Options of `LocalJudge`.
 
         Raises:
             ValueError: if the adapter belongs to another base, its base is unknown, or weights are damaged.

@@ -64,7 +64,6 @@ def ask_pairs(
     """Ask every text about every pair of each set, in one call.
 
     Args:
-        sets: The images of each set.
         texts: Name → question, per set.
         pairs: The pairs to ask about, per set; all pairs by default.
 

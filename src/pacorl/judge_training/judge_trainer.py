@@ -82,7 +82,6 @@ class JudgeTrainer:
         """Take a run's config.
 
         Args:
-            config: the run.
             resume: go on from the newest whole checkpoint in the run's folder, if there is one.
 
         Raises:
@@ -104,10 +103,7 @@ class JudgeTrainer:
             check_changes(changes, free=FREE_KEYS, warns=processes().is_main_process)
 
     def train(self) -> Path:
-        """Train to the end of the config.
-
-        Returns:
-            The run's folder.
+        """Train to the end of the config; return the run's folder.
 
         Raises:
             ValueError: for invalid data, or too many non-finite gradients in a row.

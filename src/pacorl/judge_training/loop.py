@@ -179,7 +179,6 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
     """Build the transformers `Trainer`'s arguments for a run.
 
     Args:
-        evaluates: whether there are comparisons for evaluation.
         resumed: whether the run continues from a checkpoint, with the first evaluation already in the log.
 
     Raises:
@@ -251,8 +250,6 @@ def decision_metrics(p_yes_N: Values, consistent_N: Labels, *, swapped_N: Values
     """Measure a judge on N comparisons.
 
     Args:
-        p_yes_N: P(Yes) of each comparison.
-        consistent_N: whether Yes is right.
         swapped_N: P(Yes) with the images exchanged; NaN for a comparison of one image.
 
     Returns:

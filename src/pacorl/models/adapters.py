@@ -146,13 +146,10 @@ def linear_layers(model: nn.Module) -> set[str]:
 
 
 def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) -> list[str]:
-    """Add a saved adapter, or several as one, with their own ranks, α and modules.
+    """Add a saved adapter, or several as one, with their own ranks, α and modules; return a line about each.
 
     Args:
         source: An adapter in any form as for `adapter_file`, or adapters with their strengths.
-
-    Returns:
-        A line about each adapter.
 
     Raises:
         ValueError: There is no adapter, it does not fit, or it is not plain LoRA.

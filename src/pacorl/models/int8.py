@@ -70,7 +70,6 @@ class StreamedLinear(nn.Linear):
         """
         Args:
             layer: the layer on the device, packed or not; only its bias stays there.
-            home: previous device of its weight.
             stream: of all streamed layers of the model.
         """
         nn.Module.__init__(self)

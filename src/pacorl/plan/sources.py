@@ -88,8 +88,6 @@ def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> Che
     """Read a judge's configs, `model` and `processor`; empty for a judge behind HTTP, or without one.
 
     Args:
-        key: the config's key of its checkpoint.
-        settings: the config's section.
         ask: whether a judge behind HTTP is asked for its models, and is absent if it does not answer.
     """
     if settings is None:
@@ -126,8 +124,6 @@ def _checkpoint(
     """Read a checkpoint's configs.
 
     Args:
-        key: the config's key.
-        source: its value.
         published: configs in place of absent ones.
         files: options of the download that select files.
         given: a component whose weights are here.
@@ -216,7 +212,6 @@ def _absence(key: str, source: str, what: str, *files: str, size: int = 0) -> Mi
     """Describe an absent checkpoint.
 
     Args:
-        what: description of it.
         files: options of the download that select files.
         size: bytes of the download, if they are known.
     """

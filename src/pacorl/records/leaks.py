@@ -76,8 +76,6 @@ def check_leaks(
     """Return the report of the leaks between a run's prompts; empty if there are none.
 
     Args:
-        train: training prompts.
-        evaluation: evaluation prompts.
         benchmarks: prompts of further benchmarks by name.
         deliberate: whether the evaluation's prompts are named as the training prompts themselves.
 

@@ -57,7 +57,6 @@ def write_panels(text: str, *, count: int | None = None, writer: PanelWriter | N
     """Write the panels of a request.
 
     Args:
-        text: the sentence.
         count: number of panels; the sentence's own, else `DEFAULT_COUNT`.
         writer: the writer; by default `write_by_template`.
 

@@ -37,8 +37,7 @@ Runs = tuple[RunFolder, RunFolder]
 def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     """Compare two runs, or two settings over seeds, on a page in the folder that contains the second's runs.
 
-    Returns:
-        The page's path, and a line for each measure.
+    Returns the page's path, and a line for each measure.
 
     Raises:
         ValueError: a folder is no run's, a file in it cannot be understood, the configs do not form two settings,

@@ -41,10 +41,7 @@ SHOWN = 9
 
 
 def write_report(run: Path) -> Path:
-    """Build `report.html` in a run's folder from its files; a second build gives the same page.
-
-    Returns:
-        The page's path.
+    """Build `report.html` in a run's folder from its files; a second build gives the same page. Returns its path.
 
     Raises:
         ValueError: `run` is no run's folder, or a file in it cannot be understood.

@@ -62,12 +62,6 @@ def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[
     Values of one group, such as the seeds of a prompt, are not independent, so each group counts as its mean. Below
     BOOTSTRAP_FROM groups the intervals are Student's. Groups that all differ by the same amount have none: their
     spread is unknown, and not zero.
-
-    Args:
-        groups: the group of each value.
-        before: values of the first side.
-        after: values of the second side, in the same order.
-
     """
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):

@@ -155,9 +155,7 @@ def smoke_test(
     Two, since one image hides a reward that returns one score for the whole batch.
 
     Args:
-        rewards: by name.
         prompts: to choose the images' from.
-        size: of the images.
         timeout: seconds that a reward may score for, its loading aside.
 
     Raises:

@@ -132,7 +132,6 @@ class UserReward:
         """
         Args:
             target: the function, or the class to be made.
-            spec: the reward's name.
             path: the file that holds it, for the lines of its faults.
             args: keyword arguments of the function or class.
         """

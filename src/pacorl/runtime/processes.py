@@ -168,11 +168,7 @@ class Runtime:
         return unsynchronised
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], *, max_norm: float) -> float:
-        """Clip the gradients, step and clear them; skip the step on all ranks if their norm is not finite.
-
-        Returns:
-            The norm before clipping.
-        """
+        """Clip the gradients, step and clear them; return their norm. No rank steps if it is not finite."""
         norm = float(full_tensor(self.accelerator.clip_grad_norm_(parameters, max_norm)))
         if math.isfinite(norm):
             optimizer.step()
@@ -208,11 +204,7 @@ class Runtime:
 
 
 def destroy_process_group() -> bool:
-    """Part from the other processes, when all is done and nothing refers to a trainer.
-
-    Returns:
-        Whether this is the main one.
-    """
+    """Part from the other processes, when nothing refers to a trainer; return whether this is the main one."""
     main = int(os.environ.get("RANK", "0")) == 0
     if torch.distributed.is_initialized():
         # A transformer under DDP holds the group, and with it gloo's threads. Such a thread may hold the last tensor of

@@ -47,7 +47,6 @@ class Workers:
         """
         Args:
             count: most threads; each starts with a call.
-            name: of the threads.
             context: makes the context of each thread.
         """
         self.count = count

@@ -226,10 +226,7 @@ class PolicySpec:
         return transformer_type.from_single_file(file, **options)
 
     def check_source(self, checkpoint: str, *, adapters: Iterable[str] = (), size: Size | None = None) -> str:
-        """Check a checkpoint before diffusers is imported, which takes seconds.
-
-        Returns:
-            The folder or hub name.
+        """Check a checkpoint before diffusers is imported, which takes seconds; return its folder or hub name.
 
         Raises:
             ValueError: There is none, it is another pipeline, the size does not fit, or there is no such adapter.
