@@ -361,7 +361,7 @@ class StudioPage:
                             with tag("div"):
                                 self.picture(path, f"{when}: {text}")
                                 ui.label(when)
-                        ui.label(text).classes("soft")
+                        ui.label(plain(text)).classes("soft")
             taught = newest_training(self.studio.loras(name), finished=True)
             now = f"Pages of {plain(name)} are drawn with it now."
             ui.label(now if taught else "Once the teaching has ended, pages are drawn with it, and it can be saved.")
