@@ -257,7 +257,7 @@ def _text(job: Job, memory: str) -> str:
         train=f"{job.folder}/train.jsonl",
         trained=count,
         held_out=f"{job.folder}/test.jsonl",
-        size="[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # an evaluation's has 1024",
+        size="[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # evaluations have 1024",
         batch=batch_of_large if job.spec.parameters >= LARGE else batch,
         # Without it a judge's reward that is added by hand asks the default judge.
         judge=f"{{checkpoint: '{SERVED_JUDGE if job.is_served else JUDGE}'}}" if job.asks_judge else DEFAULT,
