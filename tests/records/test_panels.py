@@ -64,7 +64,7 @@ def test_a_stage_to_stand_on_is_no_progress():
         ("Two watercolor images: a fjord, a village", "watercolor image", False),
         ("Two posters with the same palette: a fjord, a village", "poster with the same palette", False),
         ("Two images in watercolor of a fox: asleep, awake", "image in watercolor of a fox", True),
-        ("Two fox stickers: asleep, awake", "fox sticker", True),
+        ("Two portraits: asleep, awake", "portrait", True),
         ("Two images with one fox mascot: a mug, a bag", "image with one fox mascot", True),
         ("Two stills from a film about a robot: it wakes, it walks", "still from a film about a robot", True),
         ("Step by step, in two images, how ice melts", "how ice melts", True),

@@ -198,8 +198,8 @@ EDGES = " \n,;:.?!(—"
 DANGLING = re.compile(r"(?:\s(?:about|of|with|from|in|for|by|and)|(?<=[.?!])\s+\w+)$", re.I)
 """Last word of a subject whose object was the list: `a film about`, `in one font. Show`."""
 STYLE_ONLY = re.compile(
-    rf"(?P<adjectives>(?:[\w'’-]+\s){{0,4}}?)(?:{PICTURE})"
-    r"(?:\sin\s(?:(?:style|manner)\sof\b|(?!\b(?:of|with|about|for)\b).)+"
+    rf"(?:[\w'’-]+\s){{0,4}}?(?:{PICTURE})"
+    r"(?P<manner>\sin\s(?:(?:style|manner)\sof\b|(?!\b(?:of|with|about|for)\b).)+"
     r"|\swith\s(?:[\w'’-]+\s){0,3}(?:style|palette|colou?rs?|light|lighting|look|font|technique))?",
     re.I,
 )
@@ -240,7 +240,7 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
     # Criteria for the judge.
     criteria = {"Style": {"Style": "All images share one style, palette and light."}}
     style = STYLE_ONLY.fullmatch(theme)
-    if shown and not (style and (not style["adjectives"] or all(map(OWN_SUBJECT.match, items)))):
+    if shown and not (style and (style["manner"] or all(map(OWN_SUBJECT.match, items)))):
         criteria["Identity"] = {"Subject": "The same subject appears in all images."}
     if progress:
         criteria["Logic"] = {"Progress": "The later image continues the earlier one."}
