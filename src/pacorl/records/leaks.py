@@ -206,7 +206,9 @@ def shared_pairs(pairs: Sequence[Comparison], others: Iterable[Comparison]) -> l
 
 
 def _trained_comparisons(run: Path, scratch: Path) -> Iterator[Comparison]:
-    """Yield the training data of a judge's run; pairs of the tiny world are drawn into `scratch`."""
+    """Yield the training data of a judge's run; pairs of the tiny world that it lacks are drawn into `scratch`."""
+    if (run / "data").is_dir():
+        scratch = run / "data"
     match read_yaml(run / CONFIG):
         case {"data": {"train": [*sources]}}:
             for source in sources:
