@@ -54,7 +54,7 @@ MISUSED: list[tuple[list[str], str]] = [
     (["generate", "--prompt", "a fox", "--model", "some/model", "--best-of", "2"], "--judge"),
     ([*SCORE, "--criteria", ""], "--criteria"),
     ([*SCORE, "--calibration", "other.json"], "calibrate tiny"),
-    ([*MAKE, "--best-of", "2", "--calibration", "other.json"], "calibrate tiny"),
+    ([*MAKE, "--calibration", "other.json"], "calibrate tiny"),
 ]
 """Wrong words: exit code 2."""
 REFUSED: list[tuple[list[str], str]] = [

@@ -286,7 +286,7 @@ def _check_request(
             panels_again(prompt, generator)
         if separate and prompt.grid.count > 1:
             panel_prompts(prompt, generator.model, limit)
-    if not source and (choice.best_of > 1 or choice.least is not None):
+    if not source and (choice.best_of > 1 or choice.least is not None or choice.calibration):
         if generator.model != TINY:
             raise UsageError(NO_JUDGE)
         source = TINY

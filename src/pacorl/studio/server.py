@@ -67,7 +67,7 @@ def serve(names: StudioModels, *, folder: Path, port: int = 8767, announce: Call
 
     Raises:
         OSError: if the port is taken.
-        ValueError: if another studio has the folder, or a calibration file is damaged.
+        ValueError: if another studio has the folder.
     """
     # uvicorn raises a signal again once it has shut down, and SIGTERM's default would end the process before `close`.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
