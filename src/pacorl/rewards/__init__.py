@@ -69,9 +69,6 @@ def check_rewards(configs: Sequence[MeasureConfig], *, key: str = "rewards") -> 
 
     Loads no weights.
 
-    Args:
-        key: config key of the rewards.
-
     Raises:
         ValueError: naming the reward, the argument and the fault.
     """
