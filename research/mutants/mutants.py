@@ -48,6 +48,8 @@ HEAVY = (
     "yaml",
 )
 NO_SESSION = "no session"
+HOMES = {"judge/calibration.py": "gate", "dataset/answer_log.py": "annotate"}
+"""Module → the package that has its tests, if that is not its own."""
 LIMIT = 300.0
 """Seconds after which tests with a bug hang, beyond ten times their duration without it."""
 
@@ -71,8 +73,8 @@ class Mutant:
 
     @property
     def tests(self) -> list[str]:
-        """Tests of the file's package: a folder, a file, or both."""
-        package = self.file.partition("/")[0].removesuffix(".py")
+        """Tests of the file's package, or of its home in HOMES: a folder, a file, or both."""
+        package = HOMES.get(self.file) or self.file.partition("/")[0].removesuffix(".py")
         return [f"tests/{package}", f"tests/test_{package}.py"]
 
     def apply(self, source: str) -> str:
