@@ -1,4 +1,4 @@
-"""Research starts: modules import, results of claims are read, bugs fit the code, and two scripts do their work."""
+"""Research starts: modules import, results of claims are read, bugs fit the code, and a day with a card runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 
 import pytest
-from toy_world import toy_config, toy_world
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(
@@ -56,13 +55,3 @@ def test_a_day_with_a_card_runs_each_part_once(tmp_path: Path) -> None:
     assert main([*line, "--resume"]) == 0
     assert main(line) == 2
     assert out.read_text() == records
-
-
-def test_the_toy_generator_s_panels_are_local(tmp_path: Path) -> None:
-    from research.locality import changes_of
-
-    with toy_world():
-        changes = changes_of(toy_config(tmp_path / "run"), groups=1, children=4)
-    own, rest = zip(*changes, strict=True)
-    assert max(map(abs, own)) > 0
-    assert rest == pytest.approx([0] * len(changes), abs=1e-9)

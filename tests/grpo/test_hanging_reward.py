@@ -91,7 +91,6 @@ def outcome(folder: Path) -> list[Any]:
 # Calls of the reward: 1 tries it, 2 evaluates the start, and an epoch has 4 batches.
 START, EPOCH = 2, 4
 WHERE = {
-    "first batch": (START + EPOCH + 1, 1, r"batch 1: prompts? \d"),
     "later batch": (START + EPOCH + 3, 1, r"batch 3: prompts? \d"),
     "evaluation": (START + 2 * EPOCH + 1, 2, "evaluation of 3 images"),
     "first evaluation": (2, 0, "evaluation of 3 images"),
@@ -101,13 +100,11 @@ WHERE = {
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(("first batch", True, None), marks=pytest.mark.slow),
         pytest.param(("later batch", True, None), marks=pytest.mark.slow),
         pytest.param(("evaluation", True, None), marks=pytest.mark.slow),
         pytest.param(("first evaluation", True, None), marks=pytest.mark.slow),
         pytest.param(("later batch", False, None), marks=pytest.mark.slow),
         ("later batch", True, signal.SIGTERM),
-        pytest.param(("evaluation", True, signal.SIGINT), marks=pytest.mark.slow),
     ],
 )
 def test_a_reward_that_hangs_ends_the_run_saved_at_its_limit_or_at_a_signal(

@@ -155,8 +155,9 @@ def test_a_judge_that_comes_back_in_time_changes_nothing(
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("way", ["refused", "503", pytest.param("hangs", marks=pytest.mark.nightly)])
 def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
-    tmp_path: Path, whole: dict[str, Any], way: str
+    tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
+    """A new run with a wrong address ends with exit code 1: it would fail for ever."""
     server, run = LeavingServer(way), tmp_path / "run"
     with server.serving(run) as url:
         with pytest.raises(UnreachableError) as given_up:
@@ -167,24 +168,14 @@ def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
         assert "--resume auto" in message
         assert "stopped after epoch 1, and saved" in message
         assert [line["kind"] for line in metrics(run)] == ["evaluation", "epoch"]
+        if way == "refused":
+            with monkeypatch.context() as patch:
+                patch.setitem(open_judge.__kwdefaults__, "startup", 0.0)
+                with pytest.raises(UnreachableError, match=r"no judge at \S+: no connection") as resumed:
+                    train_policy(toy_config(run, *settings(url)), resume="auto")
+                with pytest.raises(ConnectionError, match="no judge at") as new:
+                    train_policy(toy_config(tmp_path / "new", *settings(url)))
+            assert (resumed.value.exit_code, getattr(new.value, "exit_code", 1)) == (75, 1)
         server.come_back()
         train_policy(toy_config(run, *settings(url)), resume="auto")
     assert content(run) == whole
-
-
-@pytest.mark.usefixtures("impatient")
-def test_only_a_run_that_was_answered_before_is_to_be_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A new run with a wrong address ends with exit code 1: it would fail for ever."""
-    server, run = LeavingServer("refused"), tmp_path / "run"
-    with server.serving(run) as url:
-        with pytest.raises(UnreachableError):
-            train_policy(toy_config(run, *settings(url)))
-        again = settings(url)
-        monkeypatch.setitem(open_judge.__kwdefaults__, "startup", 0.0)
-        with pytest.raises(UnreachableError, match=r"no judge at \S+: no connection") as resumed:
-            train_policy(toy_config(run, *again), resume="auto")
-        with pytest.raises(ConnectionError, match="no judge at") as new:
-            train_policy(toy_config(tmp_path / "new", *again))
-    assert (resumed.value.exit_code, getattr(new.value, "exit_code", 1)) == (75, 1)

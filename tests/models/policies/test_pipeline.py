@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -17,21 +16,12 @@ from pacorl.types import Size
 @pytest.mark.parametrize("name", ["flux_vae", "qwen_image_vae"])
 def test_weights_of_2d_convolutions_become_channels_last(name: str) -> None:
     """The VAE of Qwen-Image has 3D convolutions too, which torch refuses this layout."""
-    torch.manual_seed(0)
-    plain: Any = twins.tiny_vae() if name == "flux_vae" else twins.model_of(twins.TINY[name])
-    faster = copy.deepcopy(plain)
-    use_channels_last(faster)
+    vae: Any = twins.tiny_vae() if name == "flux_vae" else twins.model_of(twins.TINY[name])
+    use_channels_last(vae)
 
-    weights = [weight for weight in faster.parameters() if weight.dim() == 4]
+    weights = [weight for weight in vae.parameters() if weight.dim() == 4]
     assert weights
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
-
-    width = plain.config.z_dim if name == "qwen_image_vae" else plain.config.latent_channels
-    frames = (1,) if name == "qwen_image_vae" else ()
-    codes = torch.randn(1, width, *frames, 4, 4)
-    with torch.no_grad():
-        expected, actual = (vae.decode(codes, return_dict=False)[0] for vae in (plain, faster))
-    torch.testing.assert_close(actual, expected)
 
 
 def test_an_image_that_could_not_be_read_again_is_refused(flux: FluxPolicy) -> None:
