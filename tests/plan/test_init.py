@@ -53,9 +53,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(job: str, kind: str, card: str = "24", *more: str) -> Result:
+def start(job: str, kind: str, card: str = "24", *more: str, path: str = "my.yaml") -> Result:
     edits = job == "edit" or (not POLICIES[kind].sets and job == "own")
-    words = ["init", "my.yaml", "--model", kind, "--card", card, "--prompts", "edits.jsonl" if edits else "sets.txt"]
+    words = ["init", path, "--model", kind, "--card", card, "--prompts", "edits.jsonl" if edits else "sets.txt"]
     words += more
     words += ["--reward", JPEG_SIZE] if job == "own" else []
     words += ["--references", "hero"] if job == "references" else []
@@ -119,16 +119,20 @@ def test_the_screen_shows_how_each_sentence_was_read() -> None:
 
 
 @pytest.mark.usefixtures("by_weights")
-@pytest.mark.parametrize("reward", ["", JPEG_SIZE])
-def test_the_tiny_world_s_words_train_by_its_recipe(reward: str) -> None:
+@pytest.mark.parametrize("reward", ["", "panel_match", JPEG_SIZE])
+def test_the_tiny_world_s_words_train_by_its_recipe_or_the_reward_that_is_named(reward: str) -> None:
     scenes = "waving by a tree, jumping by a boat, standing by a lamp, waving by a flag"
     Path("sets.txt").write_text(
         "".join(f"Four pictures of a {shape} hero in town: {scenes}\n" for shape in ("round", "tall"))
     )
-    start("consistency", "flux", "24", "--model", "tiny", *(["--reward", reward] if reward else []))
-    config = without_idle_judges(load(PolicyConfig, Path("my.yaml")))
+    Path("it's").mkdir()  # a quote in the path
+    named = ["--reward", reward] if reward else []
+    shown = start("consistency", "flux", "8x24", "--model", "tiny", *named, path="it's/my.yaml").stdout
+    assert "torchrun" not in shown  # it is for a CPU
+    config = without_idle_judges(load(PolicyConfig, Path("it's/my.yaml")))
     assert [len(prompts) for prompts in read_prompts(config)[:2]] == [1, 1]
-    assert (config.judge is None) == bool(reward)
+    assert [each.name for each in config.rewards] == ([reward] if reward else ["consistency", "panel_match"])
+    assert (config.judge is None) == (reward == JPEG_SIZE)
 
 
 @pytest.mark.usefixtures("by_weights")

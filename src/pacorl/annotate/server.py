@@ -208,17 +208,14 @@ class Annotation:
             by_instance.setdefault(answer.instance, []).append(answer)
         settled = {instance for person, instance in self.log.answers if self.adjudicates(person)}
         misfits = self.log.misfits("annotator")
-        kinds: tuple[list[str], ...] = ([], [], [])
+        ranks = {}
         for name in by_instance.keys() - settled:
             answers = by_instance[name]
             labels = {label for answer in answers for label in best_worst(answer.tiers)}
-            if any((image, not consistent) in labels for image, consistent in labels):
-                kinds[0].append(name)
-            elif name in misfits:
-                kinds[1].append(name)
-            elif min(pair_orders(answers), default=0) < 0:
-                kinds[2].append(name)
-        return [*chain(*map(sorted, kinds))]
+            is_even = len(labels) == len(dict(labels))  # no image has both labels
+            if not is_even or name in misfits or min(pair_orders(answers), default=0) < 0:
+                ranks[name] = (is_even, name not in misfits, name)
+        return sorted(ranks, key=ranks.__getitem__)
 
     def open_of(self, person: str) -> list[str]:
         """List a person's unanswered instances in order: answers taken back first, latest to earliest."""

@@ -213,23 +213,19 @@ def _apply(document: dict[str, Any], override: str) -> None:
 # --- faults ----------------------------------------------------------------------------------------------------
 
 
-def validated(kind: type[Run], document: Any, *, prefix: str = "") -> Run:
-    """Validate a document as a section of a config.
-
-    Raises:
-        ConfigError: if it is invalid; one line with the first faults after `prefix`.
-    """
-    with one_line(kind, prefix=prefix):
+def validated(kind: type[Run], document: Any) -> Run:
+    """Validate a document as a section of a config. Raises ConfigError, in one line with the first faults."""
+    with one_line(kind):
         return kind.model_validate(document)
 
 
 @contextmanager
-def one_line(kind: type[Section], *, prefix: str = "") -> Iterator[None]:
-    """Convert pydantic's error to a ConfigError in one line, after `prefix`."""
+def one_line(kind: type[Section]) -> Iterator[None]:
+    """Convert pydantic's error to a ConfigError in one line."""
     try:
         yield
     except ValidationError as error:
-        raise ConfigError(prefix + faults_of(error, unknown=partial(unknown_key, kind), whole="config")) from None
+        raise ConfigError(faults_of(error, unknown=partial(unknown_key, kind), whole="config")) from None
 
 
 # --- a run's config, saved and compared ------------------------------------------------------------------------

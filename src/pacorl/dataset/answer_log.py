@@ -127,10 +127,10 @@ class AnswerLog:
                 answers.append(answer)
         return sorted(answers, key=lambda answer: answer.annotator)
 
-    def misfits(self, *roles: Role) -> set[str]:
+    def misfits(self, role: Role) -> set[str]:
         """List the instances of which somebody in a role finds that no candidate fits."""
         skips = [event for event, _ in self.answers.values() if event.reason == NONE_FITS]
-        return {event.instance for event in skips if self.people[event.person] in roles}
+        return {event.instance for event in skips if self.people[event.person] == role}
 
     def passed(self, event: Event) -> bool:
         """Whether a ranking of a control question has every order that is known."""

@@ -186,7 +186,8 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
         function.check(records)
     train, held_out, _ = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 8)))
     asking = any(map(asks_judge, configs))
-    return Job(path, spec, checkpoint, train, held_out, rewards, asking, int(size[1] or 1), int(size[2]))
+    cards = 1 if model == TINY else int(size[1] or 1)
+    return Job(path, spec, checkpoint, train, held_out, rewards, asking, cards, int(size[2]))
 
 
 def _judged(prompt: Prompt) -> list[dict[str, Any]]:
@@ -221,11 +222,13 @@ def _fitting(job: Job) -> tuple[str, Plan]:
 def _text(job: Job, memory: str) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     count = len(job.train)
+    out, train, held_out = f"runs/{job.path.stem}", f"{job.folder}/train.jsonl", f"{job.folder}/test.jsonl"
     if job.checkpoint == TINY:
-        lines = [f"extends: {TINY}  # for a CPU, and this world's words alone", f"out: {f'runs/{job.path.stem}'!r}"]
-        lines.append(f"prompts: {{train: '{job.folder}/train.jsonl', evaluation: '{job.folder}/test.jsonl'}}")
+        lines = [f"extends: {TINY}  # for a CPU, and this world's words alone", f"out: {out!r}"]
+        lines.append(f"prompts: {{train: {train!r}, evaluation: {held_out!r}}}")
+        lines.append(f"rewards: {json.dumps(job.rewards, ensure_ascii=False)}")
         if not job.asks_judge:
-            lines += ["judge: none", f"rewards: {json.dumps(job.rewards, ensure_ascii=False)}"]
+            lines.append("judge: none")
         return "\n".join([*lines, ""])
     trainers = job.cards - job.is_served
     most = MOST_PROMPTS
@@ -244,7 +247,7 @@ def _text(job: Job, memory: str) -> str:
 
     text = TEMPLATE.format(
         job=job,
-        out=f"runs/{job.path.stem}",
+        out=out,
         epochs=epochs,
         seen=epochs * prompts / count,
         prompts=prompts,
@@ -254,9 +257,9 @@ def _text(job: Job, memory: str) -> str:
         and_judge=", and one more for the judge" if job.is_served else "",
         # Compiled steps are sampled as they are trained, for which the smallest cards have no room.
         compile=DEFAULT if memory == "lowest" else "blocks",
-        train=f"{job.folder}/train.jsonl",
+        train=train,
         trained=count,
-        held_out=f"{job.folder}/test.jsonl",
+        held_out=held_out,
         size="[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # evaluations have 1024",
         batch=batch_of_large if job.spec.parameters >= LARGE else batch,
         # Without it a judge's reward that is added by hand asks the default judge.

@@ -149,7 +149,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     tasks = "evaluations and scoring" if "score" in plan.memory.phases else "evaluations"
     low, high = plan.hours.get(CPU, (math.inf, math.inf))
     if not plan.device_bytes and low < CPU_HOURS:
-        yield f"minutes on the CPU here, with {tasks}: about {60 * low:.2g} to {60 * high:.2g}"
+        yield f"minutes on the CPU here, with {tasks}: about {figure(60 * low)} to {figure(60 * high)}"
         return
     # On the card that is here; else on those of the size that is named, or that holds the run.
     least = max(plan.device_bytes or 0, plan.peak_bytes + CARD_MARGIN)
@@ -158,12 +158,17 @@ def _lines(plan: Plan) -> Iterator[str]:
         is_shown = card.name == plan.device if plan.device in plan.hours else card.gigabytes == size
         if is_shown and card.name in plan.hours:
             low, high = plan.hours[card.name]
-            yield f"hours on {plan.processes} × {card.name}, with {tasks}: {low:.2g} to {high:.2g}"
+            yield f"hours on {plan.processes} × {card.name}, with {tasks}: {figure(low)} to {figure(high)}"
+
+
+def figure(value: float, digits: int = 2) -> str:
+    """Round to significant digits, and never write `1e+03`."""
+    return f"{float(f'{value:.{digits}g}'):g}"
 
 
 def size_text(number: int, of: int | None = None) -> str:
     """Format bytes as `3.1 GiB`, or as `3.1 GiB of 8 GiB`."""
-    text = f"{number / 2**30:.3g} GiB"
+    text = f"{figure(number / 2**30, 3)} GiB"
     return f"{text} of {size_text(of)}" if of else text
 
 

@@ -185,9 +185,8 @@ class StudioPage:
         """The earlier pages, which are the output folder."""
         with tag("nav", "strip", aria_label="Earlier pages"):
             self.drop_zone(self.dropped)
-            pages = self.folder.pages
-            for age, page in enumerate(pages):
-                path, title = page[0].path, title_of(page[0], len(pages) - age)
+            for page in self.folder.pages:
+                path, title = page[0].path, title_of(page[0])
                 name = path.parent.name
                 with tag("div", "thumb"):
                     self.shot(path, title, f"Open {title}", shown=name == self.draft.page, page=name, drawing=0)
@@ -438,12 +437,8 @@ def plain(name: str) -> str:
     return name.replace("_", " ")
 
 
-def title_of(drawing: Drawing, number: int = 0) -> str:
-    """Tell a page from others of the same words, by its origin, number and time."""
+def title_of(drawing: Drawing) -> str:
+    """Tell a page from others of the same words, by its origin and time."""
     recipe, changed = drawing.recipe, datetime.fromtimestamp(drawing.path.stat().st_mtime)
-    words = [recipe.name[:60].rstrip(".")]
-    if recipe.panels:
-        words.append(recipe.note.partition(",")[0][:60])  # without its scores
-    if number:
-        words.append(f"page {number}")
-    return ", ".join(filter(None, [*words, f"{changed:%d %b, %H:%M}"]))
+    origin = recipe.note.partition(",")[0][:60] if recipe.panels else ""  # without its scores
+    return ", ".join(filter(None, [recipe.name[:60].rstrip("."), origin, f"{changed:%d %b, %H:%M:%S}"]))
