@@ -34,7 +34,7 @@ def files_of(folder: Folder) -> dict[str, bytes]:
 )
 def test_a_recipe_is_read_by_the_model_that_wrote_it(folder, theme, line, seed, score):
     written = Recipe.model_validate({"Software": "pacorl 1", "model": "tiny", "theme": theme, "layout": "1x2"})
-    written = written.updated(panels=[line, line], seed=seed, score=score, checked=[line], odd=1, tries=[line])
+    written = written.updated(panels=[line, line], seed=seed, score=score, checked=[line], odd=1)
     folder.add_page([(picture(), written), (picture(1), Recipe(note="a try"))])
     (page,) = folder.pages
     assert [drawing.recipe for drawing in page] == [written, Recipe(note="a try")]

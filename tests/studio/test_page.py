@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -152,6 +153,7 @@ def test_a_character_is_made_kept_captioned_and_removed_by_one_rule(studio):
     from nicegui import ui
 
     add_page(studio)
+    os.utime(studio.folder.pages[0][0].path, (0, 0))  # a person draws none within the second
     add_page(studio)
 
     async def story(user):

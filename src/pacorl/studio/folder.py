@@ -77,8 +77,6 @@ class Recipe(BaseModel):
     """How well its panels show the character; `score` is the mean of this and of the pairs."""
     checked: Json[list[str]] = []
     """Sentences of the last check; empty before one."""
-    tries: Json[list[str]] = []
-    """Verdicts of the panels that a repair drew."""
     odd: Json[int | None] = None
     """Index of the panel that fits least, if the check failed."""
     drawn: str = ""

@@ -45,10 +45,13 @@ def download(name: str) -> list[str]:
 
 @cache
 def fit_of(model: str) -> tuple[str, str]:
-    """Plan a generator together with its judge on this machine.
+    """Plan a generator together with its judge on this machine, which takes half a minute.
 
     Returns:
-        The first form of `memory` that fits, empty if none does; and a line for a person.
+        The first form of `memory` that fits, and a line for a person.
+
+    Raises:
+        ValueError: none fits.
     """
     from pacorl.plan.plan import plan_generation
 
@@ -64,7 +67,7 @@ def fit_of(model: str) -> tuple[str, str]:
             needs = f"{card / 2**30:.0f} GB of a card and {needs}"
         if not plan.shortage and main <= (plan.main_bytes or main):
             return memory, f"runs here{PACE[memory]}: takes {needs}"
-    return "", f"does not fit this machine: takes {needs}"
+    raise ValueError(f"{model} does not fit this machine: takes {needs}")
 
 
 def judge_of(model: str) -> str:

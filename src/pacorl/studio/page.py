@@ -371,7 +371,7 @@ class StudioPage:
     # --- models ------------------------------------------------------------------------------------------------------
 
     def ask_for_models(self) -> None:
-        """Open the dialog of models, with their abilities and whether they fit this machine."""
+        """Open the dialog of models, with their abilities."""
         studio = self.studio
 
         def use(name: str) -> None:
@@ -381,12 +381,10 @@ class StudioPage:
         with self.dialog("Models") as dialog:
             names = studio.names
             ui.label(f"Drawn by {shown_name(names.model)}, judged by {shown_name(names.judge, 'judge')}.")
-            self.button("What fits this machine?", studio.measure, look="")
             for name, about in offers().items():
                 with tag("div", "offer"):
                     in_use = ", in use now" if name in (names.model, names.judge) else ""
                     ui.label(f"{shown_name(name)} {about}{in_use}").classes("standing" if in_use else "")
-                    ui.label().classes("soft").bind_text_from(studio.fits, name)
                     if not is_here(name):
                         self.download(name).on_click(dialog.close)
                     elif name != JUDGE and not in_use:

@@ -9,17 +9,13 @@ import logging
 import os
 import random
 import re
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from math import ceil
-from multiprocessing import get_context
-from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
@@ -39,7 +35,7 @@ from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.records.compose import check_for, layout_for, prompt_from, sentence
 from pacorl.records.panels import write_panels
 from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, timestamp
-from pacorl.studio.models import JUDGE, PRACTICE, PRACTICE_ONLY, download, fit_of, is_here, judge_of, offers, shown_name
+from pacorl.studio.models import JUDGE, PRACTICE, PRACTICE_ONLY, download, fit_of, is_here, judge_of, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
 from pacorl.tiny.words import attributes_in, tiny_changed
 from pacorl.tiny.world import LOOKS
@@ -85,17 +81,12 @@ class Studio:
         """Fault of the last job or action."""
         self._stopped = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
-        self._planner: Pool | None = None
-        self.fits = dict.fromkeys(offers(), "")
-        """Model → whether it fits this machine, in words; empty before `measure`."""
         self._loaded: tuple[tuple[str, Mapping[str, float]], Generator, PacoReward] | None = None
         """Kind and LoRAs of the loaded generator, the generator, and the judge."""
 
     def close(self) -> None:
         self.stop()
         self.save()
-        if self._planner:
-            self._planner.terminate()
         self._worker.shutdown(wait=True)
         self.unload()
         self.folder.close()
@@ -212,20 +203,6 @@ class Studio:
         self._loaded = (key, generator, reward)
         return generator, reward
 
-    def measure(self) -> None:
-        """Find out which models fit this machine, half a minute each, while a person goes on."""
-        # A process of its own: a plan in a thread would slow the page, and outlast it.
-        if not self._planner:
-            self._planner = get_context("spawn").Pool(1, signal.signal, (signal.SIGINT, signal.SIG_IGN))
-        for name, words in self.fits.items():
-            if name != JUDGE and not words:
-                self.fits[name] = "is being measured …"
-                measured = partial(self._measured, name)
-                self._planner.apply_async(fit_of, [name], callback=measured, error_callback=measured)
-
-    def _measured(self, name: str, fit: Any) -> None:
-        self.fits[name] = str(fit) if isinstance(fit, Exception) else fit[1]
-
     def use(self, name: str) -> None:
         """Draw with another model from now on, without the command's LoRA, which belongs to its model.
 
@@ -239,17 +216,21 @@ class Studio:
         POLICIES.named(kind_of(name)).check_source(name)
         # Plan first: a load that does not fit would exhaust the machine.
         memory: Any
-        memory, words = fit_of(name)
-        if not memory:
-            raise ValueError(f"{name} {words}")
+        memory, _ = fit_of(name)
         self.unload()
         self.names = StudioModels(model=name, memory=memory, judge=judge_of(name))
         self.keep(chosen=self.names)
 
     def download(self, name: str, token: str) -> None:
-        """Fetch a model. The token is written nowhere, and is no argument, which other users could read."""
+        """Fetch a model. The token is written nowhere, and is no argument, which other users could read.
+
+        Raises:
+            ValueError: a generator does not fit this machine.
+        """
+        self.enter(f"Planning {name} for this machine")
+        words = "" if name == JUDGE else f", which {fit_of(name)[1]}"
         secret = {"HF_TOKEN": token} if token else {}
-        self._run_child(download(name), lambda: f"Downloading {name}", **secret)
+        self._run_child(download(name), lambda: f"Downloading {name}{words}", **secret)
 
     # --- words -------------------------------------------------------------------------------------------------------
 
@@ -520,14 +501,12 @@ class Studio:
         # The verdict stays with the page that was checked, also if nothing was repaired.
         before = drawing.rewrite(**self._verdict(repair.before, judged[:1]))
         if repair.tries:
-            verdicts = [
-                f"Panel {each.panel + 1}: {each.verdict if each.check else 'not judged'}" for each in repair.tries
-            ]
-            drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tries": verdicts, "tied": 1}
+            drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tied": 1}
             repaired = before.recipe.updated(note="repaired", **drawn_by, **self._verdict(repair.after, judged[1:]))
             pages = [(page, repaired), (original, before.recipe.updated(note="as before"))]
-            for each, verdict in zip(repair.tries, verdicts, strict=True):
-                pages.append((each.image, Recipe(note=verdict)))
+            for each in repair.tries:
+                verdict = each.verdict if each.check else "not judged"
+                pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {verdict}")))
             self._open(pages)
 
     def _verdict(self, check: Check, judged: Sequence[Judged]) -> dict[str, Any]:
@@ -600,14 +579,11 @@ def changed(recipe: Recipe, panel: int, instruction: str) -> Recipe:
     if not recipe.panels:
         return recipe.updated(prompt=f"{sentence(recipe.prompt)} {instruction}", drawn=recipe.words)
     texts = list(recipe.panels)
+    texts[panel] = f"{sentence(texts[panel])} {instruction}"
     if recipe.model == TINY:
-        texts[panel] = tiny_changed(texts[panel], instruction)
-    else:
-        texts[panel] = f"{sentence(texts[panel])} {instruction}"
-    prompt = shared_text(recipe.prompt)
-    for tag, text in zip(panel_tags(recipe.grid), texts, strict=True):
-        prompt += f" {tag}: {sentence(text)}"
-    return recipe.updated(prompt=prompt, panels=texts, drawn=recipe.words)
+        texts[panel] = tiny_changed(recipe.panels[panel], instruction)
+    panels = [f"{tag}: {sentence(text)}" for tag, text in zip(panel_tags(recipe.grid), texts, strict=True)]
+    return recipe.updated(prompt=" ".join([shared_text(recipe.prompt), *panels]), panels=texts, drawn=recipe.words)
 
 
 def sentences_of(check: Check) -> list[str]:
