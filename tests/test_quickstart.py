@@ -70,12 +70,8 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     assert [interval["low"], interval["high"], interval["groups"]] == pytest.approx([low, high, PROMPTS], abs=1e-4)
     assert found["difference"]["consistency"]["low"] is None, "all prompts differ alike"
     assert found["difference"]["diversity"]["mean"] == 0, "majorities are the same"
-    assert 0 < found["before"]["diversity"]["mean"] < 1
     # A hat of its own takes from its set's agreement, and from that with other sets by chance.
     assert found["before"]["kappa/hat"]["mean"] < found["after"]["kappa/hat"]["mean"] == 1
-    assert found["prompts"] == 6
-    assert len(found["verdict"]) == 6
-    assert found["verdict"][0].startswith("attributes that panels share: 0.94 → 1.00; +0.062 (")
 
 
 @pytest.fixture

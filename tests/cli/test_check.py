@@ -144,6 +144,7 @@ def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
 ) -> None:
     """Not as an error of the set: a scheduler may run the check again."""
     monkeypatch.setattr("pacorl.cli.gate.SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
 
     def only_controls(handler: Handler, number: int) -> bool:
         if number > 3:

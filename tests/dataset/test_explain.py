@@ -44,6 +44,7 @@ def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
     assert content[0]["image_url"]["url"].startswith("data:image/png;base64,")
     export(ranked, test_share=0.0)
     rows = read_jsonl(ranked / "export/consistency_train.jsonl")
+    assert len(rows) == len(pairs)
     assert all(row["messages"][1]["content"].endswith("Logic: Both show the same hat.") for row in rows)
     assert {row["messages"][1]["content"].split(".")[0] for row in rows} == {"Yes", "No"}
     assert explain(ranked, model)["explained"] == len(server.requests) == len(pairs)

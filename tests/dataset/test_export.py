@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -11,7 +10,6 @@ from pacorl.dataset.export import export, label, splits
 from pacorl.dataset.folder import read_instances, write_records
 from pacorl.dataset.rules import label_pairs
 from pacorl.io.documents import read_jsonl
-from pacorl.io.images import open_image
 from pacorl.records.consistency_rank import load_ranked
 from pacorl.records.rankings import Ranking
 
@@ -29,23 +27,6 @@ def ranked(dataset):
             answers.append(Ranking(one.id, who, one.group, one.reference, order, **named))
     write_records(folder / "rankings.jsonl", answers)
     return folder
-
-
-@pytest.mark.slow
-def test_sharegpt_holds_every_pair_and_nothing_leaks_between_splits(ranked):
-    counts = export(ranked, test_share=0.5)
-    info = json.loads((ranked / "export/dataset_info.json").read_text())
-    splits = [read_jsonl(ranked / "export" / entry["file_name"]) for entry in info.values()]
-    assert sorted(info) == ["consistency_test", "consistency_train"]
-    assert sum(map(len, splits)) == counts["balance"]["yes"] + counts["balance"]["no"]
-    for row in [*splits[0], *splits[1]]:
-        user, assistant = row["messages"]
-        assert user["content"].startswith("<image><image>Given two subfigures")
-        assert assistant["content"] in ("Yes.", "No.")
-        assert [open_image(ranked / "export" / name).size for name in row["images"]] == [(32, 32)] * 2
-    for key in (lambda row: {row["group"]}, lambda row: set(row["images"]), lambda row: {str(row["messages"][0])}):
-        train, test = (set().union(*map(key, rows)) for rows in splits)
-        assert not train & test
 
 
 def test_candidates_between_best_and_worst_keep_groups_together():

@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.usefixtures("toy"), pytest.mark.slow]
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's own retries are over at once."""
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
 
 

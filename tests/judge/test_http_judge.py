@@ -27,7 +27,6 @@ QUESTIONS = [
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
 
 

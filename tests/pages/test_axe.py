@@ -129,7 +129,6 @@ CASES = [
     Case("studio-character", "studio", "open", character_in_studio),
     Case("studio-removed", "studio", "open", removed_in_studio),  # the last one with a page
     Case("docs", "docs_site", "index.html", reload=True),
-    Case("docs-install", "docs_site", "install.html", reload=True),
     # Every class and function on one page: two minutes.
     pytest.param(Case("docs-api", "docs_site", "api.html", reload=True), marks=pytest.mark.nightly),
 ]

@@ -21,7 +21,7 @@ def kontext() -> KontextPolicy:
     )
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (480, 640), (640, 480), (300, 700), (1080, 1920)])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (700, 300), (1080, 1920)])
 def test_a_size_is_an_area_in_the_source_s_shape(
     kontext: KontextPolicy, tmp_path: Path, height: int, width: int
 ) -> None:
