@@ -1,9 +1,15 @@
-"""The paper's recipes: what they say, and that each can be planned; `tests/fullsize` has their loops."""
+"""The paper's recipes: what they say, that each can be planned, and that the tiny twin of each trains."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline
+from fake_server import FakeServer
 from research import hardware
+from research.tiny.edits import world_edits, write_edits
+from tiny_runs import metrics, train_policy
 
 from pacorl.config import base as configs
 from pacorl.grpo.policy_config import PolicyConfig
@@ -78,3 +84,77 @@ def test_every_config_can_be_planned(path: Path) -> None:
         cost = found.cost
         assert cost is not None
         assert cost.flops["evaluation"] <= 0.1 * sum(cost.flops.values())
+
+
+# --- tiny twins ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny checkpoints of the generators that the recipes name, and edits."""
+    folder = tmp_path_factory.mktemp("parts")
+    kontext_pipeline().save_pretrained(folder / "kontext")
+    qwen_pipeline().save_pretrained(folder / "qwen_edit")
+    klein_pipeline().save_pretrained(folder / "klein")
+    for split in ("train", "dev"):
+        write_edits(folder, world_edits(split, 2), name=split)
+    return folder
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    with FakeServer(served=(JUDGE,)).running() as server:
+        yield server.url
+
+
+def twin(name: str, parts: Path, out: Path, url: str) -> PolicyConfig:
+    """The recipe with everything small: one epoch of two groups of two at 64 pixels."""
+    kind, edits = PAPER[name][0], "edit" in name
+    small: dict[str, Any] = {
+        "out": out,
+        "epochs": 1,
+        "prompts_per_epoch": 2,
+        "group_size": 2,
+        "trackers": "[]",
+        "model.checkpoint": "tiny" if kind == "flux" else parts / kind,
+        "model.dtype": "float32",
+        "model.compile": "none",  # minutes on a CPU; tests/runtime and tests/gpu have compiled blocks
+        "adapter.rank": 2,
+        "adapter.alpha": 4,
+        "prompts.train": parts / "train.jsonl" if edits else "tiny:train:2",
+        "prompts.evaluation": parts / "dev.jsonl" if edits else "tiny:dev:2",
+        "sampling.size": "[64,64]",
+        "sampling.batch": 1,
+        "evaluation.size": "[96,96]",
+        "evaluation.steps": 2,
+    }
+    if kind != "qwen_edit":
+        small["model.max_sequence_length"] = 144 if kind == "klein" else 48
+    if not edits:
+        small["rewards"] = "[{name: consistency, weight: 0.2}, {name: panel_match, weight: 0.8}]"
+    if recipe(name).processes == 1:
+        small["judge.checkpoint"] = "tiny"
+    else:
+        small["judge.checkpoint"] = url
+    return recipe(name, *(f"{key}={value}" for key, value in small.items()))
+
+
+TRAINED = ("flux_t2is_1gpu", "kontext_edit", "qwen_edit", "klein_t2is_16gb")
+"""A recipe of each generator and of each judge; `make nightly` trains the others' twins."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in TRAINED else pytest.mark.nightly) for name in RECIPES]
+)
+def test_the_tiny_twin_of_a_recipe_trains_an_epoch(name: str, parts: Path, tmp_path: Path, served: str) -> None:
+    run = twin(name, parts, tmp_path / "run", served)
+    train_policy(run)
+    before, epoch, after = metrics(run.out)
+    assert (before["kind"], epoch["kind"], after["kind"]) == ("evaluation", "epoch", "evaluation")
+    assert [epoch[f"ratio_deviation/{step}"] for step in run.sampling.sde_steps] == [0.0] * len(run.sampling.sde_steps)
+    assert epoch["samples/missing"] == 0.0
+    assert epoch["grad_norm"] > 0
+    assert epoch["step"] == 2
+    assert (run.out / "report.html").exists()
+    assert (run.out / "adapter" / "adapter_model.safetensors").exists()

@@ -1,11 +1,17 @@
 """What the committed tiny checkpoints can do, measured on the files as they are loaded (docs/quickstart.md)."""
 
+import json
+import shlex
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from page_blocks import ROOT, blocks
+from typer.testing import CliRunner
 
+from pacorl.cli import app
 from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.core.sampler import Sampler
@@ -63,3 +69,18 @@ def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, grid: Grid, si
     assert means["valid"] >= valid, means
     assert means["prompt_match"] >= 0.7, means
     assert 0.4 <= means["attribute_agreement"] <= 0.75, means
+
+
+def test_the_first_examples_are_pictures_to_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """README's and the page's first commands, at the default seed."""
+    monkeypatch.chdir(tmp_path)
+    pages = (ROOT / "README.md", ROOT / "docs" / "generate.md")
+    lines = [line for page in pages for block in blocks(page, "bash") for line in block.lines]
+    examples = [line for line in lines if line.startswith("pacorl generate ") and "--image" not in line][:3]
+    scores = {}
+    for number, line in enumerate(examples):
+        out = ["--out", str(tmp_path / str(number)), "--json"]
+        result = CliRunner().invoke(app, [*shlex.split(line)[1:], *out])
+        scores[line] = json.loads(result.stdout)["made"][0]["score"]
+    assert len(scores) == 3
+    assert min(scores.values()) >= 0.9, scores
