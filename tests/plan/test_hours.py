@@ -98,7 +98,7 @@ def test_hours_add_up_and_divide_among_the_processes(tmp_path: Path) -> None:
 
 
 def test_hours_are_those_of_the_card_that_is_here_of_the_named_or_of_the_smallest_that_holds_the_run() -> None:
-    hours = {card.name: (2.0, 3.0) for card in CARDS}
+    hours = {card.name: (2.0, 3.0) for card in CARDS} | {CPU: (2000.0, 3000.0)}
     plan = Plan(Memory({"train": 30 * 2**30}), hours=hours, processes=2, device="CPU", device_bytes=None)
 
     def shown(plan: Plan) -> list[str]:
@@ -114,8 +114,8 @@ def test_hours_are_those_of_the_card_that_is_here_of_the_named_or_of_the_smalles
     here = dataclasses.replace(plan, device=CARDS[-1].name, device_bytes=141 * 10**9)
     assert f"2 × {CARDS[-1].name}" in str(here).splitlines()[-1]
     assert CARDS[3].name not in str(here)
-    cpu = dataclasses.replace(plan, memory=Memory({"score": 1}), hours={CPU: (0.1, 0.2)})
-    assert str(cpu).endswith("with evaluations and scoring: about 6 to 12")
+    cpu = dataclasses.replace(plan, memory=Memory({"score": 1}), hours={CPU: (0.1, 4.0)})
+    assert str(cpu).endswith("with evaluations and scoring: about 6 to 240")
 
 
 def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:

@@ -146,8 +146,10 @@ def _lines(plan: Plan) -> Iterator[str]:
             text = ", ".join(f"{key.replace('_', ' ')} {round(value, 3)}" for key, value in fact.items())
         yield f"{name.replace('_', ' ')}: {text}"
 
+    if not plan.hours:
+        return
     tasks = "evaluations and scoring" if "score" in plan.memory.phases else "evaluations"
-    low, high = plan.hours.get(CPU, (math.inf, math.inf))
+    low, high = plan.hours[CPU]
     if not plan.device_bytes and low < CPU_HOURS:
         yield f"minutes on the CPU here, with {tasks}: about {figure(60 * low)} to {figure(60 * high)}"
         return
@@ -156,7 +158,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     size = min((card.gigabytes for card in CARDS if least <= card.gigabytes * 2**30), default=0)
     for card in CARDS:
         is_shown = card.name == plan.device if plan.device in plan.hours else card.gigabytes == size
-        if is_shown and card.name in plan.hours:
+        if is_shown:
             low, high = plan.hours[card.name]
             yield f"hours on {plan.processes} × {card.name}, with {tasks}: {figure(low)} to {figure(high)}"
 

@@ -29,9 +29,9 @@ MOST_PIXELS = 25_000_000
 LAYOUTS = [f"{rows}x{columns}" for rows in range(1, 5) for columns in range(1, 5)]
 CHANGES = "What should change? A line for each new picture"
 DOTS_PER_CM = PRINT_DPI / 2.54
-WHY_TOGETHER = "that two panels belong together. The number of the page is their average."
-WHY_CHANGED = "that the picture has the change, and is else as before."
-SCALE = "0 is no, 1 is yes. It is a feeling, and no count: 0.80 does not mean right in 8 of 10 pictures."
+WHY_TOGETHER = "that two panels belong together, and on average for the page."
+WHY_CHANGED = "that the picture has the change, and is otherwise as before."
+SCALE = "0 is no and 1 is yes. This is no rate of success: 0.80 does not mean right in 8 of 10 pictures."
 DROP = (
     '<q-btn flat no-caps label="Drop or choose pictures" @click="props.pickFiles" />'
     '<q-uploader-add-trigger class="hidden" />'

@@ -17,7 +17,7 @@ async function look() {
 }
 
 function show({ question, people, agreement, disputed, questions, command }) {
-  const interval = agreement?.low == null ? "; too few shared questions for an interval" : ` (${percent(agreement.low)} to ${percent(agreement.high)})`;
+  const interval = agreement?.low == null ? " (too few for an interval)" : ` (${percent(agreement.low)} to ${percent(agreement.high)})`;
   const alike = agreement ? `Of the pairs that two people ordered, in ${agreement.groups} shared questions, ${percent(agreement.mean)}${interval} are in the same order; 50 % is chance, and a judge's accuracy is measured alike.` : "No two people have ranked the same question yet.";
   $("agreement").textContent = `${alike} ${disputed} questions wait to be settled by one more person.`;
   $("question").textContent = question;
