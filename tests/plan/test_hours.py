@@ -99,7 +99,7 @@ def test_hours_add_up_and_divide_among_the_processes(tmp_path: Path) -> None:
 
 def test_hours_are_those_of_the_card_that_is_here_of_the_named_or_of_the_smallest_that_holds_the_run() -> None:
     hours = {card.name: (2.0, 3.0) for card in CARDS} | {CPU: (2000.0, 3000.0)}
-    plan = Plan(Memory({"train": 30 * 2**30}), hours=hours, processes=2, device="CPU", device_bytes=None)
+    plan = Plan(Memory({"train": 30 * 2**30}), hours=hours, processes=2, device="no card here", device_bytes=None)
 
     def shown(plan: Plan) -> list[str]:
         """The cards with hours."""
