@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import random
+import secrets
 import threading
 import time
 from collections import Counter
 
+import httpx2
 import pytest
-from annotators import Client
 from dataset_folder import AnnotationServer
 from ports import free_port
 
 from pacorl.annotate.server import public_key, shown_order
 from pacorl.dataset.answer_log import AnswerLog, collect_answers
 from pacorl.dataset.folder import Instance, write_records
+from pacorl.io.documents import parse_json
 from pacorl.io.files import write_atomic
 
 PICTURES = 12
+GIVE_UP_SECONDS = 60.0
+"""Length of an outage after which a person gives up."""
 
 
 def many_instances(folder, count):
@@ -35,6 +39,21 @@ def slots_of(instance, name):
     return [(number + step) % 4 for step in range(4)]
 
 
+def ask(port, path, cookie, body=None):
+    """Ask the page's API, again until the server has answered: then a change is on its disk."""
+    deadline = time.monotonic() + GIVE_UP_SECONDS
+    while True:
+        try:
+            method, url = "POST" if body else "GET", f"http://127.0.0.1:{port}{path}"
+            answer = httpx2.request(method, url, json=body, headers={"Cookie": cookie}, timeout=30)
+            if answer.status_code < 500:
+                assert answer.status_code < 400, answer.text
+                return parse_json(answer.text)
+        except httpx2.TransportError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("people", "count", "kills"),
@@ -50,11 +69,14 @@ def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, people, c
     chance = random.Random(count)
 
     def work(name):
-        client = Client(f"http://127.0.0.1:{port}", links[name].rpartition("#")[2])
-        client.work(
-            lambda _, task: slots_of(task["instance"], name),
-            acknowledged=lambda instance, order: acknowledged.update([(name, instance)]),
-        )
+        cookie = f"pacorl_annotator_{port}={links[name].rpartition('#')[2]}"
+        state = ask(port, "/api/task", cookie)
+        while state["task"]:
+            instance = state["task"]["instance"]
+            # One id per change and not per try: the server counts an id once.
+            body = {"instance": instance, "order": slots_of(instance, name), "request": secrets.token_hex(16)}
+            state = ask(port, "/api/rankings", cookie, body)
+            acknowledged[name, instance] += 1
 
     threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in names]
     for thread in threads:

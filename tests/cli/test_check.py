@@ -133,11 +133,6 @@ def test_an_error_leaves_no_page_of_an_earlier_verdict(folder: Path, tmp_path: P
         assert getattr(result.exception, "exit_code", 1) == code, result.output
         assert not page.exists()
 
-    # A page that pacorl did not make stays.
-    page.write_text("mine")
-    assert "was not made by pacorl" in str(run("check", *sound, "--min", 0.5, "--report", page).exception)
-    assert page.read_text() == "mine"
-
 
 def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
     folder: Path, monkeypatch: pytest.MonkeyPatch

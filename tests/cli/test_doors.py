@@ -67,6 +67,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["calibrate", "tiny", "tiny:dev:9", "--test", "tiny:dev:4"], "4 of 4 held-out pairs"),
     (["calibrate", "taught/adapter", "tiny:dev:4"], "2 of 4 pairs are among the judge's training data"),
     ([*CHECK, "--min", "0.5", "--report", "a.png/page.html"], "a.png: Not a directory"),
+    ([*CHECK, "--min", "0.5", "--report", "mine/page.html"], "mine/page.html"),
     ([*AGAIN, "--panel", "one"], "2 panels have 1 texts"),
     ([*AGAIN, *TEXTS, "--kind", "kontext"], "tiny edits images"),
     ([*AGAIN, *TEXTS, "--out", "mine"], "mine/a-repaired.png"),

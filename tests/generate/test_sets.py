@@ -62,13 +62,11 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
     ranked = generate_sets(painter, prompts, seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS, keep_all=True)
     assert [one.rank for one in ranked] == [1, 2, 3, 1, 2, 3]
     assert sorted(one.recipe.seed for one in ranked) == list(range(3, 9))
-    assert len(judge.questions) == 2 * 3 * 6
     for prompt, part in zip(prompts, (ranked[:3], ranked[3:]), strict=True):
         own = [score_of(one.image, prompt) for one in part]
         assert max(own) - own[0] < TIE
         assert own[-1] - min(own) < TIE
         assert [one.judged.score for one in part] == pytest.approx(own)
-        assert part[0].judged.matrix[0][1] == part[0].judged.matrix[1][0]
     best = generate_sets(painter, prompts, seed=3, best_of=3, judge=PacoReward(judge), size=SIZE, steps=STEPS)
     (first,) = generate_sets(painter, prompts[0], seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS)
     assert first.recipe == best[0].recipe

@@ -133,7 +133,6 @@ def test_close_abandons_what_runs(server: FakeServer) -> None:
 TRUNCATED = b'{"model": "judge", "choices": [{"logprobs"'
 NO_LOGPROBS = {"model": "judge", "choices": [{"message": {"content": "Yes"}, "logprobs": None}]}
 WIRE_FAULTS: dict[str, Callable[[Handler], None]] = {
-    "429": lambda handler: handler.fail(429, Retry_After="0"),
     "503 with a date": lambda handler: handler.fail(503, Retry_After="Fri, 21 Nov 2025 07:28:00 GMT"),
     "truncated body": lambda handler: handler.send(TRUNCATED, length=500) or setattr(handler, "close_connection", True),
     "too slow": lambda handler: time.sleep(5),

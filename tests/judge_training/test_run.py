@@ -13,7 +13,7 @@ import torch
 import worlds
 from judges import build, processor_of_any_size
 from runs import train_judge
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_runs import metrics as lines
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, TrainerCallback
@@ -216,8 +216,6 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         JudgeTrainer(stopped).train()
     with pytest.raises(ValueError, match=r"optimizer.lr was .* and is now 0.5: take the old values, or start anew"):
         JudgeTrainer(run(*more, "optimizer.lr=0.5", out="stopped"), resume=True)
-    with pytest.raises(ValueError, match=r"max_steps was \d+ and is now 12: take the old values"):
-        JudgeTrainer(run(*more, "max_steps=12", out="stopped"), resume=True)
     trainer = JudgeTrainer(run(*more, "keep_checkpoints=5", out="stopped"), resume=True)
     trainer.train()
     assert "resumed with another setting: keep_checkpoints was 2 and is now 5" in caplog.text
@@ -309,15 +307,12 @@ def test_what_is_trained(model: Any) -> None:
 
 @pytest.mark.slow
 def test_an_adapter_may_be_the_start(tmp_path: Path) -> None:
-    """In either spelling, as a judge's adapter: before transformers 4.52 keys had no `language_model`."""
     first = tune(load_model("tiny", dtype="float32"), RewardTuningConfig(rank=4, alpha=8))
     torch.manual_seed(1)
     for name, parameter in first.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     first.save_pretrained(tmp_path)
-    path = tmp_path / "adapter_model.safetensors"
-    save_file({key.replace(".model.language_model.", ".model."): value for key, value in load_file(path).items()}, path)
     start = RewardTuningConfig(rank=4, alpha=8, start=str(tmp_path))
     second = tune(load_model("tiny", dtype="float32"), start)
     trained = {name: parameter for name, parameter in first.named_parameters() if parameter.requires_grad}
