@@ -73,6 +73,7 @@ def test_the_same_number_is_another_prompt_if_its_text_is(runs: tuple[Path, Path
         log.write(json_lines({"kind": "evaluation", "epoch": 3}))
     write_evaluation(second, 3, {1: 0.9, 2: 0.9}, text="something else")
     assert results_of(read_run(first), read_run(second)) == []
+    assert "prompts.evaluation" in write_comparison(runs)[1][0]
 
 
 def test_two_judges_have_no_interval_and_no_note_on_any(tmp_path: Path) -> None:
@@ -93,6 +94,40 @@ def test_no_difference_of_unequal_training_is_bold(tmp_path: Path, epoch: int) -
     page, lines = write_comparison([first, second])
     assert any(line.startswith("warning: one was evaluated after epoch 2 and two") for line in lines) == (epoch != 2)
     assert ('class="sure"' in text_of(page)) == (epoch == 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"evaluation": "{size: [192, 192]}"}, "evaluation.size 96 / 192"),
+        ({"judge": "{checkpoint: other}"}, "judge.checkpoint tiny / other"),
+        ({"rewards": "[{args: {ask: criteria}}]"}, "rewards.0.args.ask – / criteria"),
+        ({"seed": 2}, "seed 1 / 2"),
+    ],
+)
+def test_runs_that_are_evaluated_differently_have_no_verdict(
+    tmp_path: Path, settings: dict[str, object], named: str
+) -> None:
+    shared: dict[str, object] = {"seed": 1, "evaluation": "{size: [96, 96]}", "judge": "{checkpoint: tiny}"}
+    runs = [
+        trained(tmp_path / str(value), lr=0.1, value=value, **(shared | changes))  # type: ignore[arg-type]
+        for value, changes in ((0.5, {}), (0.75, settings))
+    ]
+    page, lines = write_comparison(runs)
+    assert named in lines[0]
+    assert named in text_of(page)
+    assert 'class="verdict"' not in text_of(page)
+
+
+def test_a_difference_below_the_shown_decimals_is_a_tie(tmp_path: Path) -> None:
+    runs = [
+        trained(tmp_path / f"{name}-{seed}", seed=seed, lr=lr, value=0.5 + rise * seed)
+        for name, lr, rise in (("low", 0.1, 0.0), ("high", 0.2, 1e-6))
+        for seed in RISES
+    ]
+    page, lines = write_comparison(runs)
+    assert "higher in 0 of 3 seeds (1: 0, 2: 0, 3: 0)" in lines[0]
+    assert 'class="sure"' not in text_of(page)
 
 
 def test_configs_differ_by_dotted_keys_and_not_by_the_folder_of_a_run_s_own_files(tmp_path: Path) -> None:
@@ -120,9 +155,9 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
     assert page == seeds[0].parent / "compare-low-high.html"
     low, high = stats.t.interval(0.95, 2, 0.1875, stats.sem(list(RISES.values())))
     assert lines == [
-        f"Consistency, high − low: +0.188 (+{low:.3f} to +{high:.3f}), n = 3, higher in 3 of 3 seeds "
+        f"Consistency, high − low: +0.188 (+{low:.3f} to +{high:.3f}), n = 3 seeds, higher in 3 of 3 seeds "
         "(1: +0.125, 3: +0.188, 2: +0.250)",
-        "Valid panels, high − low: +0.000, n = 3, higher in 0 of 3 seeds (1: 0, 3: 0, 2: 0)",
+        "Valid panels, high − low: +0.000, n = 3 seeds, higher in 0 of 3 seeds (1: 0, 3: 0, 2: 0)",
     ]
     text = text_of(page)
     assert lines[0] in text
@@ -136,7 +171,7 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
 
 def test_two_seeds_have_counts_and_no_verdict_and_a_run_without_its_like_is_named(seeds: list[Path]) -> None:
     page, lines = write_comparison(seeds[:5])
-    assert lines[0] == "Consistency, high − low: +0.188, n = 2, higher in 2 of 2 seeds (1: +0.125, 2: +0.250)"
+    assert lines[0] == "Consistency, high − low: +0.188, n = 2 seeds, higher in 2 of 2 seeds (1: +0.125, 2: +0.250)"
     assert lines[-1] == "Left out, for want of a run of the same seed: low-3."
     assert 'class="sure"' not in text_of(page)
 

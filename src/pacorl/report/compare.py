@@ -21,9 +21,13 @@ from pacorl.report.figures import MINUS, change, interval_text, label
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
 from pacorl.report.page import gallery, match, next_command, story
-from pacorl.report.results import Result, alarms, compared, interval_note, pair_up, paired, summarised
+from pacorl.report.results import PLACES, Result, alarms, compared, interval_note, pair_up, paired, summarised
 
 NOT_COMPARED = {"out", "seed"}
+MEASURES = re.compile(
+    r"evaluation\.(size|steps|judge|rewards\.\d+\.args)\b|judge\.(checkpoint|adapter)$|rewards\.\d+\.args\.ask$"
+)
+"""Keys that decide what an evaluation measures."""
 OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
 """Ending of the prompts that `PolicyTrainer` writes into a run's folder: eight digits of their digest."""
 
@@ -51,9 +55,8 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     names = side_names(*settings)
     pairs = {"": (runs[0], runs[1])} if len(runs) == 2 else by_seed(*settings)
     rows = rows_of_pairs(pairs)
-    unlike: list[str] = []
-    for pair in pairs.values():
-        unlike += unequal(*pair)
+    # Once each, since the seeds of a setting are evaluated alike.
+    unlike = list(dict.fromkeys(chain.from_iterable(unequal(*pair) for pair in pairs.values())))
     used = list(chain(*pairs.values()))
     left_out = [run.path.name for run in runs if run not in used]
     lines = [_line(row, names) for row in rows]
@@ -69,12 +72,12 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "name": "comparison",
         "names": names,
         "stories": [story(side[0]) for side in settings],
-        "lines": [line for line in (*lines[:1], alone_runs) if line],
+        "lines": [line for line in (*(unlike or lines[:1]), alone_runs) if line],
         "note": NO_PAIRS_NOTE if is_judge and len(pairs) == 1 else interval_note(unit),
         "results": rows,
         "seeds": list(pairs) if len(pairs) > 1 else [],
         "epochs": tuple(run.last for run in shown),
-        "unlike": unlike,
+        "bold": not unlike,
         "alone": alone,
         "gallery_seed": seed,
         "differences": differing_keys(settings[0][0], settings[1][0]),
@@ -87,7 +90,9 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     # Replace only an earlier comparison.
     check_made(path)
     write_atomic(path, render("compare.html", **contents, **gallery(matched, names=names)))
-    return path, [*lines, *([alone_runs] if alone_runs else []), *[f"warning: {line}" for line in unlike]]
+    alone_images = f"Left out, for want of the same prompt in the other run: {alone} of the images." if alone else ""
+    left_out_lines = [line for line in (alone_images, alone_runs) if line]
+    return path, [*[f"warning: {line}" for line in unlike], *lines, *left_out_lines]
 
 
 # --- settings and seeds ----------------------------------------------------------------------------------------------
@@ -177,7 +182,8 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
         means = {seed: (one.before.mean, one.after.mean) for seed, one in of_seeds.items() if one.before and one.after}
         firsts, lasts = zip(*means.values(), strict=True)
         starts = [_mean([one.starts[side] for one in of_seeds.values()]) for side in (0, 1)]
-        by_seed = {seed: last - first for seed, (first, last) in means.items()}
+        # Rounded as they are shown: a smaller difference is a tie.
+        by_seed = {seed: round(last - first, PLACES) for seed, (first, last) in means.items()}
         change_of = paired(list(means), firsts, lasts)
         rows.append(Result(name, *change_of, starts=(starts[0], starts[1]), by_seed=by_seed))
     return rows
@@ -219,8 +225,19 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:
-    """State why two runs cannot be compared: evaluated after different epochs, or judges on different pairs."""
+    """State why two runs cannot be compared: other settings, prompts or epochs of evaluations, or other held-out pairs."""
     lines = []
+    # The sides of a size are two keys, often of one value.
+    settings = {re.sub(r"\.\d$", "", key): values for key, *values in reversed(differing_keys(first, second))}
+    differing = {key: values for key, values in reversed(settings.items()) if MEASURES.match(key)}
+    seeds = [run.settings.get("seed", "") for run in (first, second)]
+    if seeds[0] != seeds[1]:
+        differing["seed"] = seeds
+    if first.samples and second.samples and not pair_up(newest(first), newest(second)):
+        differing["prompts.evaluation"] = settings.get("prompts.evaluation", ["other texts", "other texts"])
+    if differing:
+        listed = ", ".join(f"{key} {' / '.join(values)}" for key, values in differing.items())
+        lines.append(f"The runs were evaluated differently: {listed}.")
     if first.last != second.last and None not in (first.last, second.last):
         lines.append(
             f"{first.path.name} was evaluated after epoch {first.last} and {second.path.name} after {second.last}; "
@@ -236,7 +253,7 @@ def _line(row: Result, names: tuple[str, str]) -> str:
     assert row.difference
     text = f"{label(row.name)}, {names[1]} {MINUS} {names[0]}: {interval_text(row.difference, signed=True)}"
     if row.difference.groups:
-        text += f", n = {row.difference.groups}"
+        text += f", n = {row.difference.groups} {'seeds' if row.by_seed else 'prompts of both'}"
     if row.by_seed:
         text += f", {row.higher} ({', '.join(f'{seed}: {change(value)}' for seed, value in row.by_seed.items())})"
     return text

@@ -18,6 +18,8 @@ from pacorl.report.folder import Record, RunFolder, Sample, numbers
 Change = tuple[Interval, Interval, Interval]
 """Before, after, and after − before."""
 
+PLACES = 3
+"""Decimals of a difference."""
 BOOTSTRAP_FROM = 20
 """Groups from which intervals are bootstrapped; with fewer, a bootstrap is too narrow, and Student's t is used."""
 JUDGE_NOTE = (
@@ -50,10 +52,10 @@ class Result:
 
     @property
     def sure(self) -> bool:
-        """Whether the difference has an interval, and 0 is outside of it."""
+        """Whether the difference has an interval, and 0 is outside of it as it is shown."""
         if self.difference is None or self.difference.low is None or self.difference.high is None:
             return False
-        return self.difference.low > 0 or self.difference.high < 0
+        return round(self.difference.low, PLACES) > 0 or round(self.difference.high, PLACES) < 0
 
 
 def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[float]) -> Change:
