@@ -39,13 +39,12 @@ def slots_of(instance, name):
     return [(number + step) % 4 for step in range(4)]
 
 
-def ask(port, path, cookie, body=None):
+def ask(client, path, body=None):
     """Ask the page's API, again until the server has answered: then a change is on its disk."""
     deadline = time.monotonic() + GIVE_UP_SECONDS
     while True:
         try:
-            method, url = "POST" if body else "GET", f"http://127.0.0.1:{port}{path}"
-            answer = httpx2.request(method, url, json=body, headers={"Cookie": cookie}, timeout=30)
+            answer = client.request("POST" if body else "GET", path, json=body)
             if answer.status_code < 500:
                 assert answer.status_code < 400, answer.text
                 return parse_json(answer.text)
@@ -69,14 +68,15 @@ def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, people, c
     chance = random.Random(count)
 
     def work(name):
-        cookie = f"pacorl_annotator_{port}={links[name].rpartition('#')[2]}"
-        state = ask(port, "/api/task", cookie)
-        while state["task"]:
-            instance = state["task"]["instance"]
-            # One id per change and not per try: the server counts an id once.
-            body = {"instance": instance, "order": slots_of(instance, name), "request": secrets.token_hex(16)}
-            state = ask(port, "/api/rankings", cookie, body)
-            acknowledged[name, instance] += 1
+        headers = {"Cookie": f"pacorl_annotator_{port}={links[name].rpartition('#')[2]}"}
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30) as client:
+            state = ask(client, "/api/task")
+            while state["task"]:
+                instance = state["task"]["instance"]
+                # One id per change and not per try: the server counts an id once.
+                body = {"instance": instance, "order": slots_of(instance, name), "request": secrets.token_hex(16)}
+                state = ask(client, "/api/rankings", body)
+                acknowledged[name, instance] += 1
 
     threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in names]
     for thread in threads:
