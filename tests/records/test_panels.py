@@ -42,6 +42,12 @@ def test_every_example_becomes_a_set_of_its_number(kind):
         ("A red fox. 1) It runs. 2) It sleeps, and 3) it eats", ["It runs", "It sleeps", "it eats"]),
         ("Two menus of a café. Show: 1. 'Brew', in ink, 2. 'Treats'", ["'Brew', in ink", "'Treats'"]),
         ("Two stills from a film about: a robot, a dog", ["a robot", "a dog"]),
+        ("Two images of a fox. In the first, it runs. In the second, it sleeps.", ["it runs", "it sleeps"]),
+        ("Two images of one fox: (a) it runs; (b) it sleeps", ["it runs", "it sleeps"]),
+        ("A red fox. Panel 1: it runs. Panel 2: it sleeps.", ["it runs", "it sleeps"]),
+        ("Three images of a fox at the beach, at home and in bed", ["at the beach", "at home", "in bed"]),
+        ("Two pictures of an owl - reading, flying", ["reading", "flying"]),
+        ("A comic strip with two panels of one fox: it runs, it sleeps", ["it runs", "it sleeps"]),
     ],
 )  # fmt: skip
 def test_lists_are_read(text, panels):

@@ -95,6 +95,11 @@ def test_syntax_of_other_tools_is_refused_by_line(tmp_path: Path, line: str) -> 
         load_prompts(file_of(tmp_path, "a fox -- a small one, 3-4 cm", line, name="mine.txt"))
 
 
+def test_every_bad_line_of_a_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"mine\.txt:2: (?s:.*)mine\.txt:11: .*\nand 1 more lines"):
+        load_prompts(file_of(tmp_path, "a fox", *["# fox"] * 11, name="mine.txt"))
+
+
 # --- images of a record ------------------------------------------------------------------------------------------
 
 

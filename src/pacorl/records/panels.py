@@ -96,6 +96,12 @@ REQUESTS = (
     re.compile(rf"{OPENING}(?P<unit>image|picture|panel|photo)s\b", re.I),
     # `a 3-step guide`, `a four-panel comic`
     re.compile(rf".*?\b{COUNT}[- ](?P<unit>step|stage|panel|part|phase|frame|image|scene|picture)\b", re.I | re.S),
+    # `A comic strip with three panels`
+    re.compile(
+        rf"\s{{0,9}}{VERB}(?:an?\s+)?(?:[\w-]+\s+){{0,2}}(?:comic|strip|storyboard|collage)\s+with\s+{COUNT}\s+"
+        r"(?P<unit>image|picture|panel|scene|frame)s\b",
+        re.I,
+    ),
     # `A dentist in four scenes`
     re.compile(
         rf"\s*+{VERB}(?P<subject>.*?)\b(?:in|into|as|over|across)\s+{COUNT}\s+(?:[\w-]+\s+)?"
@@ -109,8 +115,20 @@ LIKE_A_SET = re.compile(
     r"\b\d\s?[x×]\s?\d\b|\b(?:grid|comic|storyboard|collage|series|sheet|triptych)\b|:[^,;]+[,;]", re.I
 )
 """What a set's sentence may have without its number of images: a layout, a word for a set, a list."""
-NUMBERED = re.compile(r"(?:(?<=\s)and\s+)?(?:^|(?<=\s))\(?(\d{1,2})[.)]\s+(?=\S)")
-"""`1) it runs 2) it sleeps`."""
+MARK = r"(?:(?<=\s)and\s+)?(?:^|(?<=\s))"
+DIGITS = [str(number) for number in range(1, 100)]
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+ENUMERATIONS = (
+    # `1) it runs 2) it sleeps`
+    (re.compile(rf"{MARK}\(?(\d{{1,2}})[.)]\s+(?=\S)"), DIGITS),
+    # `(a) it runs; (b) it sleeps`
+    (re.compile(rf"{MARK}\(?([a-h])\)\s+(?=\S)"), "abcdefgh"),
+    # `Panel 1: it runs. Panel 2: it sleeps.`
+    (re.compile(rf"{MARK}(?:image|picture|panel|photo|frame|scene)\s(\d{{1,2}}):\s+(?=\S)", re.I), DIGITS),
+    # `In the first, it runs. In the second image, it sleeps.`
+    (re.compile(rf"{MARK}in the ({'|'.join(ORDINALS)})(?:\s(?:{VIEW}))?,\s+(?=\S)", re.I), ORDINALS),
+)
+"""Marks of a numbered list, and their labels in order."""
 OF_THE_SET = re.compile(r"\b(?:coherent|consistent|matching|similar|related|different|distinct|separate)\s*", re.I)
 """Adjectives that describe the set and not a panel."""
 ADVERBIAL = re.compile(r"\s*(?:in(?!\swhich)|from|with|for|on|at|by)\s", re.I)
@@ -136,10 +154,12 @@ def read_request(text: str) -> SetRequest | None:
 
 def numbered_items(text: str) -> tuple[str, list[str]]:
     """Split a text at its numbers into what precedes the first and the items; none unless they run 1, 2, …"""
-    subject, *parts = NUMBERED.split(text)
-    if len(parts) < 4 or parts[::2] != [str(number) for number in range(1, len(parts) // 2 + 1)]:
-        return text, []
-    return subject, [item.strip(EDGES) for item in parts[1::2]]
+    for mark, labels in ENUMERATIONS:
+        subject, *parts = mark.split(text)
+        found = [label.lower() for label in parts[::2]]
+        if len(found) > 1 and found == [*labels[: len(found)]]:
+            return subject, [item.strip(EDGES) for item in parts[1::2]]
+    return text, []
 
 
 def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
@@ -189,12 +209,14 @@ PROGRESS = re.compile(
 )
 """`in four stages`, `a 4-step guide`, `step by step`; a singer *on stage* is in none."""
 ACTION = re.compile(r"\s(?=\w+ing\b)")
+PLACE = re.compile(r"\s(?=(?:at|in|on|by|under|near|inside|behind|beside)\s)")
+"""`a fox at the beach, at home`: the subject precedes the first place."""
 VIEWS = ["seen from the front", "seen from the side", "in a close-up", "in a wide view"]
 SCENES = ("preparing for it", "in the midst of it", "explaining it to somebody", "when it is done")
 SCENE = re.compile(r"(.*\b(?:scenario|scene|situation|task|moment|event))s", re.I)
 """What becomes scenes: `medical scenarios`."""
 MOMENTS = ("", ", a moment later", ", in other surroundings", ", at another time of day")
-EDGES = " \n,;:.?!(—"
+EDGES = " \n,;:.?!(—–-"
 DANGLING = re.compile(r"(?:\s(?:about|of|with|from|in|for|by|and)|(?<=[.?!])\s+\w+)$", re.I)
 """Last word of a subject whose object was the list: `a film about`, `in one font. Show`."""
 STYLE_ONLY = re.compile(
@@ -304,9 +326,10 @@ def _listed(content: str, count: int, marks: re.Pattern[str] | None) -> tuple[st
     if len(items) != count:
         return content, []
     # "the same dentist reading an X-ray, cleaning teeth": the subject precedes the first action.
-    subject, *action = ACTION.split(items[0], maxsplit=1)
-    if action:
-        return (subject, [*action, *items[1:]])
+    are_places = all(PLACE.match(f" {item}") for item in items[1:])
+    subject, *first = (PLACE if are_places else ACTION).split(items[0], maxsplit=1)
+    if first:
+        return (subject, [*first, *items[1:]])
     return ("", items)
 
 

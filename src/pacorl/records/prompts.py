@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
-from pacorl.io.documents import JsonObject, blamed_on, parse_object, text_lines, write_jsonl
+from pacorl.io.documents import JsonObject, parse_object, text_lines, write_jsonl
 from pacorl.records.characters import in_turn
 from pacorl.records.compose import check_panel_count, prompt_from
 from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
@@ -41,6 +41,8 @@ TINY_SOURCE = re.compile(r"tiny:(train|dev|test)(?::([1-9][0-9]*))?")
 TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
 FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
 """Syntax of other tools' files of prompts: a comment, or an option such as `--w 768`."""
+MOST_FAULTS = 10
+"""Lines of a file whose faults a message has."""
 MARKED = re.compile(r"^(?:\d{1,3}[.)]|[-*•–])\s+(?=\S)")
 """Mark of a list at the beginning of a line: a number, or a bullet."""
 
@@ -100,13 +102,20 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
 
     # One prompt per line.
     prompts: list[Prompt] = []
+    faults = []
     for number, line in text_lines(path, fix=f"give {SOURCES}"):
-        with blamed_on(f"{path}:{number}"):
+        origin = f"{path}:{number}"
+        try:
             if suffix == ".txt":
-                prompt = sentence_prompt(line, model=model, origin=f"{path}:{number}")
+                prompt = sentence_prompt(line, model=model, origin=origin)
             else:
                 prompt = record_prompt(parse_object(line), folder=path.parent, model=model)
-        prompts.append(replace(prompt, id=len(prompts), origin=f"{path}:{number}"))
+            prompts.append(replace(prompt, id=len(prompts), origin=origin))
+        except ValueError as fault:
+            faults.append(f"{origin}: {fault}")
+    if faults:
+        more = [f"and {len(faults) - MOST_FAULTS} more lines"] if len(faults) > MOST_FAULTS else []
+        raise ValueError("\n".join([*faults[:MOST_FAULTS], *more]))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return evenly_spread(prompts, limit)
