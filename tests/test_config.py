@@ -55,6 +55,7 @@ UNKNOWN = {
     "lr=1e-4": "optimizer.lr",
     "batch=2": "sampling.batch' or 'evaluation.batch",
     "objective.clip_rang=1": "objective.clip_range",
+    "objective.clip=1": "objective.clip_range",
     "objective.name=diffusion_nft beta=0.1": "objective.beta",
     "objective.name=grpo": "grpo_clip",
 }
@@ -70,6 +71,7 @@ def test_an_unknown_key_names_the_one_that_was_meant(overrides: str, meant: str)
 TREE_OF_8 = "sampling.tree={seeds: 2, branches: [4]}"
 FAULTS = [
     ("optimizer.zzz: unknown key", "optimizer.zzz=3"),
+    ("objective.clip_range: unknown key, .*grpo_clip", "objective.name=diffusion_nft", "objective.clip_range=1"),
     ("adapter.dropout: unknown key", "adapter.dropout=0.1"),
     ("advantages.std: unknown key", "advantages.aggregate=gdpo", "advantages.std=global"),
     ("objective: unknown objective 'grpo'.*; lr: unknown key", "lr=1e-4", "objective.name=grpo"),

@@ -48,5 +48,10 @@ def test_a_key_is_found_by_its_end_and_a_wrong_one_names_the_nearest() -> None:
         "optimizer.lr: 0.0002  (train-reward)",
         "optimizer.lr: 0.0001  (train-character)",
     ]
-    with pytest.raises(ValueError, match=r"'samplng.tree'; did you mean 'sampling.tree'"):
-        matching("samplng.tree")
+    for wrong, meant in {
+        "samplng.tree": "sampling.tree",
+        "ema": "optimizer.ema_decay",
+        "kl": "objective.kl_weight",
+    }.items():
+        with pytest.raises(ValueError, match=f"'{wrong}'; did you mean .*'{meant}'"):
+            matching(wrong)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -39,20 +40,47 @@ def matching(name: str) -> list[str]:
     below = [key for key in keys if f"{key[0]}.".startswith(f"{name}.")]
     matches = below or [key for key in keys if key[0].endswith(f".{name}")]
     if not matches:
-        hint = did_you_mean(name, {key for key, _ in keys})
-        raise ValueError(f"no config has the key {name!r}; {hint}".removesuffix("; "))
+        raise ValueError(f"no config has the key {name!r}; {_nearest(name, [key for key, _ in keys])}")
     return [key[1].replace("\n", f"  ({', '.join(keys[key])})\n", 1) for key in matches]
 
 
+def _nearest(name: str, texts: Collection[str]) -> str:
+    """Ask about a key of a near name, about keys that end in a part like it; else name the lists."""
+    if hint := did_you_mean(name, texts):
+        return hint
+    last = {key: key.rpartition(".")[2] for key in texts}
+    near = [key for key in texts if name in last[key].split("_") or get_close_matches(name, [last[key]])]
+    if not near:
+        return "`pacorl config` lists all, and `pacorl config rewards.args` the arguments of rewards"
+    return f"did you mean {' or '.join(map(repr, near[:3]))}?"
+
+
 def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
-    """Describe an unknown key of a config, and guess: a key of that name elsewhere, or one of a near name."""
+    """Describe an unknown key of a config, and guess: a near key of its section, its name elsewhere, or a near name."""
     name = ".".join(step for step in path if isinstance(step, str))
     last = name.rpartition(".")[2]
-    # Another entry of the section may have a key of this very name.
+    section = name.removesuffix(last)
+    where = ".".join(map(str, path))
+
+    # Another entry of the section has the key.
+    field = model.model_fields.get(section.removesuffix("."))
+    for table in field.metadata if field else ():
+        if isinstance(table, Table):
+            owners = [entry for entry in (*table, *table.users) if last in table[entry].options.model_fields]
+            if owners:
+                lists = f"`pacorl config {section[:-1]}` lists the keys of each"
+                return f"{where}: unknown key, it belongs to {section}{table.key} {' or '.join(owners)}; {lists}"
+
+    # A near key of the section, the same key of another one, or a near one.
     valid_keys = [key for key in keys_of(model) if key != name]
+    siblings = [key.removeprefix(section) for key in valid_keys if section and key.startswith(section)]
+    sibling = did_you_mean(last, siblings)
     elsewhere = " or ".join(repr(key) for key in valid_keys if key.rpartition(".")[2] == last)
-    hint = f"did you mean {elsewhere}?" if elsewhere else did_you_mean(name, valid_keys)
-    return f"{'.'.join(map(str, path))}: unknown key, {hint or '`pacorl config SECTION` lists the keys'}"
+    if sibling:
+        hint = sibling.replace("'", f"'{section}", 1)
+    else:
+        hint = f"did you mean {elsewhere}?" if elsewhere else did_you_mean(name, valid_keys)
+    return f"{where}: unknown key, {hint or '`pacorl config SECTION` lists the keys'}"
 
 
 def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
