@@ -14,7 +14,7 @@ from tiny_sets import draw_grid, panels_of_prompt
 from pacorl.core import questions
 from pacorl.core.grid import shared_text
 from pacorl.rewards.consistency import Consistency
-from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of, smoke_test, tempered
+from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, panel_scores_of, smoke_test, tempered
 from pacorl.tiny import world
 from pacorl.types import Grid, Prompt, Size
 
@@ -78,6 +78,13 @@ def test_parts_that_are_none_are_named(given: object, message: str) -> None:
 def test_a_reward_with_one_score_for_every_batch_fails_its_trial() -> None:
     with pytest.raises(RewardError, match="1 scores for 2 images"):
         smoke_test({"mine": lambda prompts, images: [0.5]}, [PAIR], size=Size(4, 4))  # type: ignore[dict-item]
+
+
+def test_a_trial_names_a_reward_of_one_score_and_a_fault_every_prompt_without_panels() -> None:
+    rewards = {"flat": lambda prompts, images: [0.5, 0.5], "first": lambda prompts, images: [0.5, 0.25]}
+    assert smoke_test(rewards, [PAIR], size=Size(4, 4)) == ["flat"]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"prompt 3, prompt 5: 'one' is one image"):
+        check_pairs("mine", [Prompt(3, "one"), PAIR, Prompt(5, "two")])
 
 
 def test_a_score_is_missing_if_one_of_its_parts_is() -> None:

@@ -32,7 +32,7 @@ from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
 from pacorl.records.panels import LIKE_A_SET
 from pacorl.rewards.clip import ClipEncoder, ClipReward
-from pacorl.rewards.reward import RewardError, smoke_test
+from pacorl.rewards.reward import RewardError, places, smoke_test
 from pacorl.rewards.spec import UserReward
 from pacorl.types import TINY, Prompt, Size
 
@@ -42,7 +42,6 @@ CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `auto` and `pacorl init` leave free on a card."""
-MOST_NAMED = 8
 """Sentences that are named where a set may be meant."""
 SMALLER = "for_less_memory"
 """Fact: settings that lower a run's peak, without those that it has."""
@@ -278,13 +277,15 @@ class Data(NamedTuple):
     leaks: str
     encoders: set[ClipEncoder]
     absences: list[MissingFile]
+    alike: list[str]
+    """Rewards that score both trial images alike."""
 
 
 def _read(config: PolicyConfig, *, ask: bool) -> Data:
     """Read a run's prompts, if all are here, and check them and the rewards."""
     absences = list(sources.absent_prompts(config))
     train, shown, leaks = ([], [], "") if absences else read_prompts(config)
-    encoders = set()
+    encoders, alike = set(), []
     prompts, sampling, evaluation = [*train, *shown], config.sampling, config.evaluation
     for configs, scored, size in (
         (config.rewards, prompts, sampling.size),
@@ -296,10 +297,10 @@ def _read(config: PolicyConfig, *, ask: bool) -> Data:
                 encoders.add(reward.clip)
             elif ask and scored and isinstance(reward, UserReward) and not hasattr(reward.reward, "load"):
                 try:
-                    smoke_test({name: reward}, scored, size=Size(*size), timeout=config.reward_timeout)
+                    alike += smoke_test({name: reward}, scored, size=Size(*size), timeout=config.reward_timeout)
                 except RewardError as fault:
                     absences.append(MissingFile("rewards", name, str(fault), state="broken"))
-    return Data(train, shown, leaks, encoders, [*absences, *sources.absences_of(config, encoders)])
+    return Data(train, shown, leaks, encoders, [*absences, *sources.absences_of(config, encoders)], alike)
 
 
 def _facts(config: PolicyConfig, forwards: Forwards, data: Data) -> dict[str, Any]:
@@ -323,6 +324,11 @@ def _facts(config: PolicyConfig, forwards: Forwards, data: Data) -> dict[str, An
         facts["times_seen"] = round(config.epochs * forwards.samples / config.group_size / len(data.train), 1)
     if rounded := divide(config, world=config.processes).differences(config):
         facts["rounded"] = rounded
+    if data.alike:
+        facts["warning"] = (
+            f"{', '.join(data.alike)}: one score for two different images of noise; a reward that scores all images "
+            "of a prompt alike teaches nothing"
+        )
     if data.leaks:
         facts[LEAKS] = data.leaks
     return facts
@@ -342,11 +348,8 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
     alone = [p for p in kinds.get("as one image", ()) if len(kinds) > 1 or LIKE_A_SET.search(p.text)]
     if alone:
         alone.sort(key=lambda prompt: not LIKE_A_SET.search(prompt.text))
-        named = ", ".join([prompt.place for prompt in alone[:MOST_NAMED]])
-        if len(alone) > MOST_NAMED:
-            named += f" and {len(alone) - MOST_NAMED} more"
         counts.append(
-            f"if a set is meant ({named}), begin with its number of pictures in English (four "
+            f"if a set is meant ({places(alone)}), begin with its number of pictures in English (four "
             "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
         )
     return "; ".join(counts)

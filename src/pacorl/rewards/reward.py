@@ -19,6 +19,10 @@ RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | 
 """Prompts and images → one score per image, None if there is none."""
 
 
+MOST_NAMED = 10
+"""Prompts that a message lists."""
+
+
 class RewardError(ValueError):
     """Unavailable reward or invalid score; the message names the reward and the record."""
 
@@ -149,10 +153,11 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
 
 def smoke_test(
     rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size, timeout: float = math.inf
-) -> None:
+) -> list[str]:
     """Make every reward ready and have it score two grid images of noise, before anything is generated.
 
-    Two, since one image hides a reward that returns one score for the whole batch.
+    Two, since one image hides a reward that returns one score for the whole batch. Returns the names of the
+    rewards that score both alike.
 
     Args:
         prompts: to choose the images' from.
@@ -167,6 +172,7 @@ def smoke_test(
     # Seeded, so that a reward scores the trial images equally each time.
     pixels = np.random.default_rng(0).integers(0, 256, (2, size.height, size.width, 3), dtype=np.uint8)
     images = [fromarray(pixels[0]), fromarray(pixels[1])]
+    alike = []
     for name, reward in rewards.items():
         if hasattr(reward, "load"):
             reward.load()
@@ -185,6 +191,9 @@ def smoke_test(
                 f"reward {name!r} has no score for two trial images of {named([prompt])}{why}; a run stops where many "
                 "scores are missing: give a low score to an image that deserves one, and None if it cannot be scored"
             )
+        if scores[0] == scores[1]:
+            alike.append(name)
+    return alike
 
 
 # --- helpers of rewards ----------------------------------------------------------------------------------------
@@ -192,22 +201,28 @@ def smoke_test(
 
 def check_pairs(name: str, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError if a prompt has fewer than two panels."""
-    for prompt in prompts:
-        if prompt.grid.count < 2:
-            raise ValueError(
-                f"{prompt.place}: {prompt.text[:60]!r} is one image, and {name} needs two panels; begin with "
-                "their number in English (four images of a fox: it runs, …), or give a record of 'theme' and 'panels'"
-            )
+    alone = [prompt for prompt in prompts if prompt.grid.count < 2]
+    if alone:
+        raise ValueError(
+            f"{places(alone)}: {alone[0].text[:60]!r} is one image, and {name} needs two panels; begin with "
+            "their number in English (four images of a fox: it runs, …), or give a record of 'theme' and 'panels'"
+        )
 
 
 def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError if a prompt does not have one text per panel."""
-    for prompt in prompts:
-        if len(prompt.panels) != prompt.grid.count:
-            raise ValueError(
-                f"{prompt.place} has {len(prompt.panels)} panel texts for a {prompt.grid} grid, and {name} needs one "
-                "per panel; describe each behind its tag, or under 'panels'"
-            )
+    unlike = [prompt for prompt in prompts if len(prompt.panels) != prompt.grid.count]
+    if unlike:
+        raise ValueError(
+            f"{places(unlike)}: {len(unlike[0].panels)} panel texts for a {unlike[0].grid} grid, and {name} needs one "
+            "per panel; describe each behind its tag, or under 'panels'"
+        )
+
+
+def places(prompts: Sequence[Prompt]) -> str:
+    """List where prompts stand, the first MOST_NAMED and a count."""
+    more = f" and {len(prompts) - MOST_NAMED} more" if len(prompts) > MOST_NAMED else ""
+    return ", ".join([prompt.place for prompt in prompts[:MOST_NAMED]]) + more
 
 
 def named(prompts: Sequence[Prompt]) -> str:
