@@ -225,7 +225,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:
-    """State why two runs cannot be compared: other settings, prompts or epochs of evaluations, or other held-out pairs."""
+    """State why two runs cannot be compared: settings, prompts or epochs of evaluations, or held-out pairs differ."""
     lines = []
     # The sides of a size are two keys, often of one value.
     settings = {re.sub(r"\.\d$", "", key): values for key, *values in reversed(differing_keys(first, second))}
