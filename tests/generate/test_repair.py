@@ -49,9 +49,11 @@ def test_failing_panels_are_redrawn_in_turn_the_worst_first() -> None:
     assert sorted(repair.replaced) == [1, 3]
 
 
-def test_a_panel_that_changes_nothing_is_rejected() -> None:
-    redraw, _ = redraws(110)
-    repair = repair_set(grey(20, 20, 20, 110), gate=GATE, redraw=redraw, tries=1)
+@pytest.mark.parametrize("redrawn", [110, 80])
+def test_a_panel_that_fits_no_better_is_rejected_and_scores_near_zero_are_a_tie(redrawn: int) -> None:
+    gate = partial(check_set, Asked(lambda question: by_grey(question) ** 8), least=0.5)
+    redraw, _ = redraws(redrawn)
+    repair = repair_set(grey(20, 20, 20, 110), gate=gate, redraw=redraw, tries=1)
     assert [attempt.accepted for attempt in repair.tries] == [False]
     assert repair.replaced == {}
 

@@ -1,7 +1,7 @@
 """Repair of an image set: redraw failing panels until the gate passes or the tries are spent.
 
-A redrawn panel is accepted if it raises the set's lowest score. Of sets with equal lowest scores, the next lowest
-decides. The original images stay as they are.
+A redrawn panel is accepted if it fits better than the earlier one and raises the set's lowest score. Of sets whose
+lowest scores tie, the next lowest decides. The original images stay as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.grid import join, parse_layout
+from pacorl.core.set_scores import TIE
 from pacorl.gate.check import Check, ControlError
 from pacorl.gate.scores import p_yes_text
 from pacorl.generate.generated_images import recipe_texts
@@ -142,9 +143,9 @@ def repair_set(
             check = gate(changed)
         except ControlError as error:
             attempt = Try(number, worst, image, texts, None, accepted=False, error=str(error))
-        # Accepted if the ascending scores are higher, so that a tie of the lowest still counts.
         else:
-            accepted = _ascending(check) > _ascending(after)
+            fits_better = check.panels[worst].rank - after.panels[worst].rank >= TIE
+            accepted = fits_better and _is_better(check, than=after)
             attempt = Try(number, worst, image, texts, check, accepted)
             if accepted:
                 panels = changed
@@ -155,9 +156,10 @@ def repair_set(
     return Repair(before, after, tuple(panels), tuple(attempts))
 
 
-def _ascending(check: Check) -> list[float]:
-    """Sort the panels' scores, lowest first; a missing score is −1."""
-    return sorted(panel.rank for panel in check.panels)
+def _is_better(check: Check, *, than: Check) -> bool:
+    """Compare the panels' scores, lowest first; the first that are no tie decide."""
+    ranks = [sorted(panel.rank for panel in each.panels) for each in (check, than)]
+    return next((new > old for new, old in zip(*ranks, strict=True) if abs(new - old) >= TIE), False)
 
 
 def repair_page(
