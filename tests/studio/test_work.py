@@ -22,7 +22,7 @@ from pacorl.io.images import open_image
 from pacorl.studio.folder import Drawing, page_of
 from pacorl.studio.models import JUDGE
 from pacorl.studio.teaching import Training, newest_training, training_recipe
-from pacorl.studio.work import DRAWINGS, Studio, changed
+from pacorl.studio.work import DRAWINGS, NO_BETTER, TRIES, Studio, changed
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.words import tiny_panel
 from pacorl.tiny.world import Panel, draw
@@ -213,17 +213,17 @@ def test_a_token_is_no_argument_of_a_download(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
-    (first, *_) = opened(studio)
     monkeypatch.setattr(Training, "lora", property(lambda training: training.run / "adapter"))  # in PEFT's form
     training = studio.loras(studio.folder.new_character("Milo", "a purple hero")) / "1"
     shutil.copytree(CHECKPOINTS / "consistent", training / "adapter")
     (training / "summary.json").write_text("{}")
     studio.keep(character="Milo")
-    studio.folder.add_picture("Milo", Image.new("RGB", (8, 8)))
-    image = open_image(first.path)
-    good = image.crop((0, 0, image.width // 2, image.height // 2))
-    odd = draw(Panel("red", "square", "crown", "sunset", "beach", "jumping", "ball"), good.width)
-    studio.add_pictures([(page_of([good, good, good, odd], first.recipe.grid), "odd")], first.recipe.texts)
+    recipe = opened(studio)[0].recipe.updated(theme="a purple round hero with a cap in town at night")
+    scenes = [text.split(", ") for text in recipe.panels[:3]]
+    good = [draw(Panel("purple", "round", "cap", "night", "town", pose, prop), 96) for pose, prop in scenes]
+    odd = draw(Panel("red", "square", "crown", "sunset", "beach", "jumping", "ball"), 96)
+    studio.folder.add_picture("Milo", good[0])
+    studio.add_pictures([(page_of([*good, odd], recipe.grid), "odd")], recipe.texts)
     (page,) = opened(studio)
     assert finished(studio, studio.check, page) == ""
     repaired, before, *tries = opened(studio)
@@ -233,6 +233,13 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
     assert (repaired.recipe.character, before.recipe.character) == ("Milo", "")
     assert (str(training) in repaired.recipe.adapter, before.recipe.adapter) == (True, "consistent")
     assert any("accepted" in each.recipe.note for each in tries)
+    # All tries are near 0 beside this picture.
+    studio.folder.remove("picture 1", studio.folder.pictures("Milo")[0][0])
+    studio.folder.add_picture("Milo", Image.new("RGB", (8, 8)))
+    assert finished(studio, studio.check, page) == ""
+    same, *tries = opened(studio)
+    assert (same.recipe.note, len(tries)) == (NO_BETTER, TRIES)
+    assert (pixels(same.path) == pixels(page.path)).all()
 
 
 @pytest.mark.slow
@@ -324,6 +331,12 @@ def test_the_name_of_a_character_is_its_description_and_words_are_checked_before
     studio.keep(character=character, words=SENTENCE.replace("a purple hero", "Milo the hat"))
     studio.unfold()
     assert studio.panels[0] == "a purple hero with a cap in town at night"
+    studio.keep(words=studio.draft.words.replace("a purple hero with a cap", "Milo the hat"))
+    assert studio.panels[0] == "a purple hero with a cap in town at night", "in the lines too"
+    studio.keep(character="")
+    with pytest.raises(ValueError, match="choose it under 'Who is in it'"):
+        studio.prompt()
+    studio.keep(character=character)
     assert studio.prompt().characters[0].name == character
     (studio.loras(character) / "2-stopped").mkdir(parents=True)
     write_json(studio.loras(character) / "1" / "summary.json", {})

@@ -41,6 +41,8 @@ EXAMPLE = (
 )
 """First sentence, which every model can draw."""
 SHEET = "Let the hero be jumping.\nPut the hero at the beach.\nPut a boat beside the hero.\nShow the scene at night."
+LEAST_ASKED = 0.1
+"""A changed picture below it has not the change, and a tie of such pictures says nothing."""
 PRINT_DPI = 300
 """Pixels of a drawing per inch of paper."""
 SIDE = 1536
@@ -115,10 +117,12 @@ class Recipe(BaseModel):
         words = [self.note]
         if self.likeness is not None and self.score is not None:
             together = 2 * self.score - self.likeness
-            words.append(f"{together:.2f} together, {self.likeness:.2f} like {self.character.replace('_', ' ')}")
+            words.append(f"{together:.2f} together, {self.likeness:.2f} like {plain(self.character)}")
         elif self.score is not None:
             words.append(f"{self.score:.2f} {'as asked' if self.sources else 'together'}")
-        if self.tied > 1:
+        if self.sources and self.score is not None and self.score < LEAST_ASKED:
+            words.append("not what was asked for")
+        elif self.tied > 1:
             words.append(f"a tie of {self.tied}")
         return ", ".join(filter(None, words)) or "not judged"
 
@@ -299,19 +303,28 @@ class Folder:
     def remove_character(self, name: str) -> None:
         """Remove a character and its LoRAs: another one of this name must not be drawn with them."""
         loras = [path for path in (self.path / "loras").glob("*/*") if path.name == name]
-        self.remove(name.replace("_", " "), self.character_folder(name), *loras)
+        self.remove(plain(name), self.character_folder(name), *loras)
 
-    def undo(self) -> None:
-        """Restore the last removal. Raises FileExistsError if something new has its place, and can be tried again."""
-        if self._removed:
-            moved = self._removed[-1][1]
-            for path, _ in moved:
-                if path.exists():
-                    raise FileExistsError(f"there is a new {path.name}; remove it before you undo the removal")
-            self._removed.pop()
-            self.removal = self._removed[-1][0] if self._removed else ""
-            for path, trashed in moved:
-                trashed.rename(path)
+    def undo(self) -> list[Path]:
+        """Restore the last removal, and return its paths.
+
+        Raises FileExistsError if something new has its place, and can be tried again.
+        """
+        if not self._removed:
+            return []
+        moved = self._removed[-1][1]
+        for path, _ in moved:
+            if path.exists():
+                raise FileExistsError(f"there is a new {path.name}; remove it before you undo the removal")
+        self._removed.pop()
+        self.removal = self._removed[-1][0] if self._removed else ""
+        for path, trashed in moved:
+            trashed.rename(path)
+        return [path for path, _ in moved]
+
+
+def plain(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def timestamp() -> str:

@@ -16,10 +16,10 @@ from PIL.Image import Image
 from pacorl.character_training.pictures import LEAST
 from pacorl.io.images import open_image, recipe_of, upright_size
 from pacorl.report.figures import pair_matrix_svg
-from pacorl.studio.folder import PRINT_DPI, Drawing
+from pacorl.studio.folder import PRINT_DPI, Drawing, plain
 from pacorl.studio.models import JUDGE, PRACTICE_ONLY, is_here, offers, shown_name
 from pacorl.studio.teaching import newest_training
-from pacorl.studio.work import Studio
+from pacorl.studio.work import LEARNING, Studio
 from pacorl.types import TINY
 
 STYLE = Path(__file__).with_name("style.css")
@@ -77,7 +77,7 @@ class StudioPage:
                             with ui.row():
                                 self.button("Draw", studio.submit, studio.draw, look="")
                                 self.button("Show the panels", studio.unfold)
-                            self.person("Who is in it", "nobody in particular")
+                            self.person("Who is in it", "nobody in particular", of_words=True)
                         self.hero()
                 with ui.tab_panel("Characters"):
                     self.characters()
@@ -115,7 +115,7 @@ class StudioPage:
             for owner, field, text, act in (
                 (studio, "phase", "Stop", studio.stop),
                 (studio, "fault", "", None),
-                (folder, "removal", "Undo", folder.undo),
+                (folder, "removal", "Undo", self.undo),
             ):
                 with ui.row().classes(field).bind_visibility_from(owner, field, backward=bool):
                     ui.label().bind_text_from(owner, field)
@@ -123,6 +123,12 @@ class StudioPage:
                         self.button(text, act)
                     if field != "phase":
                         self.button("✕", setattr, owner, field, "", name="Close the message", look="flat dense")
+
+    def undo(self) -> None:
+        """Restore the last removal; a character is chosen again."""
+        for path in self.folder.undo():
+            if path == self.folder.character_folder(path.name):
+                self.studio.keep(character=path.name)
 
     # --- elements ----------------------------------------------------------------------------------------------------
 
@@ -176,6 +182,9 @@ class StudioPage:
         with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), card(name):
             dialog.on("hide", dialog.delete).props["aria-label"] = name
             yield dialog
+            # The status is behind the dialog.
+            fault = ui.label().props("role=alert").classes("fault").bind_text_from(self.studio, "fault")
+            fault.bind_visibility_from(self.studio, "fault", backward=bool)
             self.button("Close", dialog.close, look="flat")
 
     # --- pages -------------------------------------------------------------------------------------------------------
@@ -199,8 +208,8 @@ class StudioPage:
         self.studio.add_pictures([(opened(*file), file[0]) for file in files], {} if "place" in texts else texts)
 
     @ui.refreshable_method
-    def person(self, label: str, nobody: str) -> None:
-        """Choose a character."""
+    def person(self, label: str, nobody: str, *, of_words: bool = False) -> None:
+        """Choose a character; `of_words` adds a line while the draft's words do not name it."""
         people = {name: plain(name) for name in self.folder.characters()}
         if self.draft.character not in people:
             self.draft.character = ""
@@ -208,6 +217,13 @@ class StudioPage:
             # Not bound: a select without a character's name would reset a draft that has just got it.
             who = ui.select({"": nobody} | people, label=label, value=self.draft.character)
             who.on_value_change(lambda event: self.act(self.studio.keep, character=event.value))
+        if self.draft.character and of_words:
+            name = plain(self.draft.character)
+            described = self.studio.described(name)
+            unnamed = ui.label(f"The words do not name {name}, and its description is left out.").classes("soft")
+            unnamed.bind_visibility_from(
+                self.draft, "words", backward=lambda words: name not in words and described not in words
+            )
 
     @ui.refreshable_method
     def hero(self) -> None:
@@ -290,6 +306,7 @@ class StudioPage:
             self.studio.keep(change="", changing=about)
 
         def change() -> None:
+            self.studio.edits(self.draft.change, [drawing.path])  # a fault leaves the dialog open
             dialog.close()
             self.studio.submit(self.studio.change, drawing, panel, self.draft.change)
 
@@ -345,15 +362,19 @@ class StudioPage:
             self.folder.add_picture(self.draft.character, image)
 
     def teaching(self, name: str) -> None:
-        """The newest training of the character with its latest pictures, and the newest LoRA."""
+        """The pictures of the training that runs, or else of the LoRA in use."""
         last = newest_training(self.studio.loras(name))
+        taught = newest_training(self.studio.loras(name), finished=True)
+        # A stopped training does not hide the LoRA in use; one that runs does.
+        shown = last if self.studio.phase.startswith(LEARNING) else taught or last
+        is_used = taught is not None and shown == taught
         with card("Teach it"):
             ui.label("From three pictures on. The studio draws nothing else meanwhile.").classes("soft")
             text = "Go on teaching it" if last and not last.is_finished else "Teach it"
             teach = self.button(text, self.studio.submit, self.studio.teach, name, look="")
             teach.set_enabled(len(self.folder.pictures(name)) >= LEAST)
             with tag("div", "pictures pairs", role="group", aria_label="Drawn before and after the teaching"):
-                for text, before, after in last.samples if last else ():
+                for text, before, after in shown.samples if shown else ():
                     with tag("div", "picture"):
                         # One image until the first interval has ended.
                         for path, when in reversed({after: "After", before: "Before"}.items()):
@@ -361,12 +382,11 @@ class StudioPage:
                                 self.picture(path, f"{when}: {text}")
                                 ui.label(when)
                         ui.label(plain(text)).classes("soft")
-            taught = newest_training(self.studio.loras(name), finished=True)
             now = f"Pages of {plain(name)} are drawn with it now."
-            ui.label(now if taught else "Once the teaching has ended, pages are drawn with it, and it can be saved.")
+            ui.label(now if is_used else "Once the teaching has ended, pages are drawn with it, and it can be saved.")
             lora = taught.lora if taught else None
             save = self.button("Save for ComfyUI", ui.download, lora, f"{name}.safetensors")
-            save.set_enabled(taught is not None)
+            save.set_enabled(is_used)
 
     # --- models ------------------------------------------------------------------------------------------------------
 
@@ -429,10 +449,6 @@ def card(name: str) -> Iterator[None]:
 def opened(name: str, content: bytes) -> Image:
     """Open a dropped picture. Raises ImageError if it is none, or has too many pixels."""
     return open_image(content, name=name, max_pixels=MOST_PIXELS)
-
-
-def plain(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def title_of(drawing: Drawing) -> str:

@@ -34,7 +34,7 @@ from pacorl.models.adapters import adapter_names, read_adapters
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.records.compose import check_for, layout_for, prompt_from, sentence
 from pacorl.records.panels import write_panels
-from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, timestamp
+from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, plain, timestamp
 from pacorl.studio.models import JUDGE, PRACTICE, PRACTICE_ONLY, download, fit_of, is_here, judge_of, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
 from pacorl.tiny.words import attributes_in, tiny_changed
@@ -58,6 +58,9 @@ DRAWINGS = 4
 TRIES = 6
 """Most redrawn panels of a repair."""
 NO_VERDICT = "the judge is wrong about these pictures even where the answer is known; choose another model above"
+LEARNING = "Learning"
+"""First word of the phase of a teaching."""
+NO_BETTER = "no try fits better; the page stays as it was"
 PRACTICE_STRENGTH = 0.5
 """Strength of a LoRA of the practice model, which learns single pictures and draws pages."""
 
@@ -248,10 +251,23 @@ class Studio:
             name = self.folder.new_character(self.draft.name, description)
             self.keep(character=name, name="", description="")
 
+    def described(self, words: str) -> str:
+        """Put the chosen character's description in place of its name; words that have it stay as they are."""
+        if not self.draft.character:
+            return words
+        name = normalize("NFC", plain(self.draft.character))
+        described = self.folder.character(self.draft.character).text
+        # A LoRA learned the name too; the practice model knows no names.
+        if self.names.model != TINY:
+            described = f"{self.draft.character}, {described}"
+        names = f"{re.escape(described)}|{re.escape(name)}"
+        # As typed on a Mac or elsewhere.
+        return re.sub(rf"(?<!\w)({names})(?!\w)", lambda _: described, normalize("NFC", words))
+
     @property
     def panels(self) -> tuple[str, list[str]]:
         """What all panels of the draft show, and a line for each; no line before `unfold`."""
-        theme, *lines = self.draft.words.split("\n")
+        theme, *lines = self.described(self.draft.words).split("\n")
         return theme.strip(), lines_of(lines)
 
     def unfold(self) -> None:
@@ -262,15 +278,7 @@ class Studio:
         """
         if self.panels[1]:
             return
-        sentence, name = self.draft.words, self.draft.character
-        if name:
-            described = self.folder.character(name).text
-            # A LoRA learned the name too; the practice model knows no names.
-            if self.names.model != TINY:
-                described = f"{name}, {described}"
-            # As typed on a Mac or elsewhere.
-            sentence = normalize("NFC", sentence).replace(normalize("NFC", name.replace("_", " ")), described)
-        written = write_panels(sentence)
+        written = write_panels(self.described(self.draft.words))
         panels = [text.removeprefix(f"{written.theme}, ") for text in written.panels]
         self.keep(words="\n".join([written.theme, *panels]))
 
@@ -283,7 +291,13 @@ class Studio:
         if not self.spec().sets:
             raise ValueError(f"{shown_name(self.names.model)} draws no pages; choose a model above that does")
         theme, panels = self.panels
-        prompt = prompt_from(self.names.model, theme=theme, panels=panels)
+        try:
+            prompt = prompt_from(self.names.model, theme=theme, panels=panels)
+        except ValueError as error:
+            for name in map(plain, self.folder.characters()):
+                if name in normalize("NFC", self.draft.words):
+                    raise ValueError(f"{error}; to draw {name}, choose it under 'Who is in it'") from error
+            raise
         if self.draft.character:
             character = self.folder.character(self.draft.character)
             references = character.images[: self.spec().policy.max_references]
@@ -502,8 +516,11 @@ class Studio:
         before = drawing.rewrite(**self._verdict(repair.before, judged[:1]))
         if repair.tries:
             drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tied": 1}
-            repaired = before.recipe.updated(note="repaired", **drawn_by, **self._verdict(repair.after, judged[1:]))
-            pages = [(page, repaired), (original, before.recipe.updated(note="as before"))]
+            note = "repaired" if repair.after.passed else "improved"
+            improved = before.recipe.updated(note=note, **drawn_by, **self._verdict(repair.after, judged[1:]))
+            pages = [(page, improved), (original, before.recipe.updated(note="as before"))]
+            if not repair.replaced:
+                pages = [(original, before.recipe.updated(note=NO_BETTER))]
             for each in repair.tries:
                 verdict = each.verdict if each.check else "not judged"
                 pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {verdict}")))
@@ -546,7 +563,7 @@ class Studio:
         command = ["-m", "pacorl", "train-character", str(self.folder.character_folder(character))]
         command += [f"out={training.run}", *training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
         began, first, seen = time.monotonic(), max(training.step, 0), -1
-        words = f"Learning {character.replace('_', ' ')}"
+        words = f"{LEARNING} {plain(character)}"
         progress = ""
 
         def phase() -> str:
@@ -589,7 +606,7 @@ def changed(recipe: Recipe, panel: int, instruction: str) -> Recipe:
 def sentences_of(check: Check) -> list[str]:
     """State a check's result for people who draw, the verdict first."""
     lowest = min(check.panels, key=lambda panel: panel.rank)
-    against = (lowest.lowest_character or "the other panels").replace("_", " ")
+    against = plain(lowest.lowest_character or "the other panels")
     verdict = f"All {len(check.panels)} panels belong together."
     if check.failed:
         verdict = f"{lowest.image.capitalize()} fits least: it does not belong with {against}."
