@@ -230,6 +230,8 @@ def unequal(first: RunFolder, second: RunFolder) -> list[str]:
     # The sides of a size are two keys, often of one value.
     settings = {re.sub(r"\.\d$", "", key): values for key, *values in reversed(differing_keys(first, second))}
     differing = {key: values for key, values in reversed(settings.items()) if MEASURES.match(key)}
+    if first.settings.get("evaluation.judge") and "evaluation.judge" not in differing:
+        differing = {key: values for key, values in differing.items() if not key.startswith("judge.")}
     seeds = [run.settings.get("seed", "") for run in (first, second)]
     if seeds[0] != seeds[1]:
         differing["seed"] = seeds
