@@ -117,7 +117,7 @@ class StudioPage:
                 (studio, "fault", "", None),
                 (folder, "removal", "Undo", self.undo),
             ):
-                with ui.row().classes(field).bind_visibility_from(owner, field, backward=bool):
+                with ui.row(wrap=False).classes(field).bind_visibility_from(owner, field, backward=bool):
                     ui.label().bind_text_from(owner, field)
                     if act:
                         self.button(text, act)
