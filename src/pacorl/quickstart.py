@@ -88,9 +88,9 @@ def summarize(out: Path) -> JsonObject:
         free.append(shown)
 
     # Before, after and difference: of each set, then of all together.
-    figures: dict[str, Change] = {
-        name: paired(range(len(before)), before, values[1][name]) for name, before in values[0].items()
-    }
+    figures: dict[str, Change] = {}
+    for name, before in values[0].items():
+        figures[name] = paired(range(len(before)), before, values[1][name])
     together = [{"diversity": evenness(list(map(majority, shown))), **kappas(shown)} for shown in free]
     for name, first in together[0].items():
         last = together[1][name]

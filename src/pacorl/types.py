@@ -98,7 +98,10 @@ class Character:
     @property
     def text(self) -> str:
         """Description, with the preserved traits that it lacks."""
-        missing = [looks for looks in self.keep.values() if looks.lower() not in self.description.lower()]
+        missing = []
+        for looks in self.keep.values():
+            if looks.lower() not in self.description.lower():
+                missing.append(looks)
         return ", ".join([self.description.rstrip("."), *missing])
 
     @property

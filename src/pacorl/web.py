@@ -78,7 +78,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        most = self.upload_bytes if self.is_upload(scope["path"]) else BODY_BYTES
+        most = BODY_BYTES
+        if self.is_upload(scope["path"]):
+            most = self.upload_bytes
         read = 0
 
         async def receive_up_to() -> Message:

@@ -218,8 +218,12 @@ class T2isBench:
         if self.aesthetics is None:
             return []
         # The caption as the prompt and as its only panel, because rewards differ in the field they read.
-        prompts = [Prompt(number, text, theme=text, panels=(text,)) for number, text in enumerate(case.captions)]
-        scale = AESTHETIC_SCALE if self.aesthetics_name == AESTHETIC else 1.0
+        prompts = []
+        for number, text in enumerate(case.captions):
+            prompts.append(Prompt(id=number, text=text, theme=text, panels=(text,)))
+        scale = 1.0
+        if self.aesthetics_name == AESTHETIC:
+            scale = AESTHETIC_SCALE
         scores = []
         for value in self.aesthetics(prompts, images):
             if value is None or not isfinite(value):
@@ -259,10 +263,12 @@ class T2isBench:
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         # The scores of each case by column. A case without any, as without criteria, counts nowhere: 0 is a judgement.
         aesthetics = [row["aesthetics"] for row in rows]
-        alignment = [[[of[name] for of in row["alignment"] if name in of] for row in rows] for name in ALIGNED]
-        consistency = [
-            [[row["consistency"][name]] if name in row["consistency"] else [] for row in rows] for name in CONSISTENT
-        ]
+        alignment = []
+        consistency = []
+        for name in ALIGNED:
+            alignment.append([[means[name] for means in row["alignment"] if name in means] for row in rows])
+        for name in CONSISTENT:
+            consistency.append([[row["consistency"][name]] if name in row["consistency"] else [] for row in rows])
         # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
         released = [[[score for score in scores if score > 0] for scores in cases] for cases in consistency]
         columns = [_pooled(cases) for cases in (aesthetics, *alignment, *released, *consistency)]
@@ -309,7 +315,9 @@ def _pooled(cases: Sequence[Sequence[float]]) -> Floats:
 def _mean(sum_C2: Floats) -> float:
     """Return the mean of all scores of some cases; NaN if there are none."""
     total, count = sum_C2.sum(0)
-    return float(total / count) if count else float("nan")
+    if not count:
+        return float("nan")
+    return float(total / count)
 
 
 def _build(data: Dataset[Case], options: BenchmarkOptions, reward: PacoReward, out: Path) -> T2isBench:

@@ -43,7 +43,9 @@ MEMORY = ("normal", "low", "lowest")
 
 def packed_form(memory: str) -> dict[str, Any]:
     """Return the quantisation of a `memory`, on which images and scores depend; empty if there is none."""
-    return {} if memory == "normal" else {"quantize": "int8"}
+    if memory == "normal":
+        return {}
+    return {"quantize": "int8"}
 
 
 # --- flags -----------------------------------------------------------------------------------------------------

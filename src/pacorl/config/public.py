@@ -38,7 +38,9 @@ def public(value: Any, *, name: str = "") -> Any:
         return {key: public(item, name=str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [public(item, name=name) for item in value]
-    return MASK if isinstance(value, str) and find_secret(value) else value
+    if isinstance(value, str) and find_secret(value):
+        return MASK
+    return value
 
 
 def find_secret(text: str) -> re.Match[str] | None:

@@ -63,4 +63,6 @@ def _folder() -> Path:
     """Find the recipes: inside the package in a wheel, next to src/ in a checkout."""
     package = Path(__file__).parents[1]
     inside = package / "configs"
-    return inside if inside.is_dir() else package.parents[1] / "configs"
+    if inside.is_dir():
+        return inside
+    return package.parents[1] / "configs"

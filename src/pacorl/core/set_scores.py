@@ -44,7 +44,9 @@ def median_with(score_of_pair: Mapping[Pair, float | None], panel: int, group: C
 def whole_mean(scores: Collection[float | None]) -> float | None:
     """Average scores; None if one is missing, since the mean of the rest would reward it, or if there are none."""
     present = [score for score in scores if score is not None]
-    return None if not present or len(present) < len(scores) else fmean(present)
+    if not present or len(present) < len(scores):
+        return None
+    return fmean(present)
 
 
 def panel_shares(score_of_part: Mapping[Part, float | None], count: int) -> list[float | None]:
@@ -100,7 +102,9 @@ def kappa(within: float, across: float) -> float:
 
     It is 0 if panels of different sets agree as often.
     """
-    return (within - across) / (1 - across) if across < 1 else 0.0
+    if across < 1:
+        return (within - across) / (1 - across)
+    return 0.0
 
 
 def equal_shares(sets: Sequence[Sequence[Hashable]]) -> tuple[float, float]:

@@ -167,7 +167,9 @@ def collect_answers(folder: Path) -> list[Ranking]:
     """Rankings of a folder without control questions: from its log (stored in rankings.jsonl) or that file."""
     path = folder / "rankings.jsonl"
     if not (folder / LOG).is_file():
-        return read_answers(path) if path.is_file() else []
+        if not path.is_file():
+            return []
+        return read_answers(path)
     log = AnswerLog(folder)
     rejected = log.misfits("adjudicator")
     answers = [answer for answer in log.rankings() if answer.instance not in rejected]

@@ -34,7 +34,9 @@ from pacorl.types import TINY
 def prompts_file(folder: Path) -> Path:
     """Return the selected prompts of a folder; all prompts if none were selected."""
     selected = folder / "diverse.jsonl"
-    return selected if selected.is_file() else folder / "prompts.jsonl"
+    if selected.is_file():
+        return selected
+    return folder / "prompts.jsonl"
 
 
 def generate(

@@ -102,7 +102,9 @@ def question_of(answer: Ranking) -> str:
             if not sentence.endswith((".", "!", "?")):
                 sentence += "."
             sentences.append(sentence)
-    return questions.meets_criterion(" ".join(sentences)) if sentences else questions.consistent()
+    if sentences:
+        return questions.meets_criterion(" ".join(sentences))
+    return questions.consistent()
 
 
 def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str, int]]:

@@ -149,7 +149,9 @@ class Check:
         panel = self.panels[number]
         question = f"lowest for {panel.lowest_question}" if len(self.scores.questions) > 1 else ""
         reasons = list(filter(None, [question, panel.lowest_character]))
-        return f" ({', '.join(reasons)})" if reasons and number in self.failed else ""
+        if reasons and number in self.failed:
+            return f" ({', '.join(reasons)})"
+        return ""
 
     def with_lower(self, other: Check) -> Check:
         """Add a check of the same panels by other comparisons: each panel has the lower of its two scores."""

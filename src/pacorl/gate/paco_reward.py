@@ -171,4 +171,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
 
 def _opened(image: ImageLike) -> Any:
-    return open_source(image) if isinstance(image, str | Path) else image
+    if isinstance(image, str | Path):
+        return open_source(image)
+    return image

@@ -90,7 +90,9 @@ class Scores:
     def mean(self) -> float | None:
         """Mean over the pairs that have a score."""
         scored = [pair.p_yes for pair in self.pairs if pair.p_yes is not None]
-        return fmean(scored) if scored else None
+        if not scored:
+            return None
+        return fmean(scored)
 
     @property
     def missing(self) -> tuple[PairScore, ...]:

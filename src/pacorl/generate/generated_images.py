@@ -152,7 +152,9 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
 
 
 def _json_list(texts: Sequence[str]) -> str | None:
-    return json.dumps(list(texts), ensure_ascii=False) if texts else None
+    if not texts:
+        return None
+    return json.dumps(list(texts), ensure_ascii=False)
 
 
 def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "set") -> list[SavedImage]:

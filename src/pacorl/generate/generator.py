@@ -186,7 +186,9 @@ class Generator:
 
     def judging(self) -> AbstractContextManager[None]:
         """Move a judge of `turns` to the device for a block."""
-        return self.turns.scoring() if self.turns else nullcontext()
+        if not self.turns:
+            return nullcontext()
+        return self.turns.scoring()
 
     def size_of(self, prompt: Prompt, size: AnySize = None) -> Size:
         """Return the size of a prompt's image: the requested size, or for an edit its area in the source's shape."""
@@ -199,7 +201,9 @@ class Generator:
             return Size(*size)
         if size:
             return size
-        return self._tiny.size if self._tiny else prompt.size or SIZE
+        if self._tiny:
+            return self._tiny.size
+        return prompt.size or SIZE
 
     def prompts_of(self, prompts: Prompts) -> list[Prompt]:
         """Convert one or several prompts or strings to a list of prompts.

@@ -85,7 +85,9 @@ class ImageSource:
     batch: int = 4
 
     def seed_of(self, job: ImageJob) -> int:
-        return seed_of(self.seed, job.key) if job.seed is None else job.seed
+        if job.seed is None:
+            return seed_of(self.seed, job.key)
+        return job.seed
 
     def recipe(self, job: ImageJob) -> str:
         """Return the recipe of an image as its PNG text: generator, prompt, source images, references and seed."""
@@ -152,7 +154,10 @@ def unfinished_batches(
     batches = []
     for batch in shard.batches(jobs, size=source.batch):
         # By the recipe inside the file, not by the file's existence.
-        missing = [job for job in batch if png_texts(out / job.file).get(RECIPE) != source.recipe(job)]
+        missing = []
+        for job in batch:
+            if png_texts(out / job.file).get(RECIPE) != source.recipe(job):
+                missing.append(job)
 
         if missing:
             batches.append(UnfinishedBatch(batch, missing))

@@ -121,6 +121,8 @@ def repair_set(
     Args:
         gate: The check, such as `check_set` with its judge and threshold.
         redraw: Source of new panels, such as `redraw_by(generator, prompts)`.
+        tries: Maximum number of redrawn panels.
+        on_try: Callback after each try.
 
     Raises:
         ControlError: if the gate refuses the original set.

@@ -37,6 +37,7 @@ def sample_separately(
     Args:
         prompts: Prompts of sets, with one text per panel.
         seeds: One per prompt. `panel_seeds` derives the panels' seeds.
+        size: Size of a panel.
 
     Raises:
         ValueError: if a prompt has no texts of panels, or the generator takes fewer references.

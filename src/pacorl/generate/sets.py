@@ -170,7 +170,9 @@ def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image],
     # One reference of each character, as in the gate: every one costs questions about each panel.
     shown = []
     for prompt in prompts:
-        characters = [replace(character, images=character.images[:1]) for character in prompt.characters]
+        characters = []
+        for character in prompt.characters:
+            characters.append(replace(character, images=character.images[:1]))
         shown.append(replace(prompt, characters=tuple(characters)))
     likeness = Reference(judge)
     likenesses = likeness(shown, images)

@@ -144,7 +144,9 @@ def with_kept(criteria: SetCriteria, characters: Sequence[Character]) -> SetCrit
     identity = dict(criteria.get("Identity", {}))
     for character in characters:
         identity |= character.criteria
-    return {**criteria, "Identity": identity} if identity else criteria
+    if identity:
+        return {**criteria, "Identity": identity}
+    return criteria
 
 
 def board_prompt(board: Storyboard, model: str, *, max_references: int = 0, separate: bool = False) -> Prompt:

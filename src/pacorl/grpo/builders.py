@@ -67,7 +67,9 @@ def without_idle_judges(config: PolicyConfig) -> PolicyConfig:
         raise ConfigError(f"judge is none, and needed by {', '.join(asking)}; set judge.checkpoint=…, or remove them")
     if not held_out:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": ""})})
-    return config if asking else config.model_copy(update={"judge": None})
+    if asking:
+        return config
+    return config.model_copy(update={"judge": None})
 
 
 def with_credit(

@@ -90,7 +90,9 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
     keep_samples(trainer.logbook, samples, epoch=trainer.epoch, rewards=config.rewards)
 
     # 2. Means of the finite scores, checks, and a caller's own metrics.
-    columns = {name: [sample.scores[name] for sample in samples] for name in samples[0].scores}
+    columns = {}
+    for name in samples[0].scores:
+        columns[name] = [sample.scores[name] for sample in samples]
     metrics = {}
     p_yes = [*chain(*chain(*(sample.p_yes for sample in samples)))]
     for name, column in (columns | {"p_yes": p_yes}).items():

@@ -119,7 +119,9 @@ class EvaluationConfig(Section):
     @property
     def judge_settings(self) -> JudgeSettings | None:
         """Settings of `judge`; None without one."""
-        return self._judge_settings if self.judge else None
+        if not self.judge:
+            return None
+        return self._judge_settings
 
     def judged_like(self, judge: JudgeSettings | None) -> EvaluationConfig:
         """Return a copy whose judge has the other settings of the run's."""

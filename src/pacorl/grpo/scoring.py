@@ -208,7 +208,10 @@ def collect_scores(scorer: Scorer, runtime: Runtime) -> tuple[Scores, list[str]]
 
 def columns_of(scores: Scores, rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[float | None]]:
     """Tabulate an epoch's scores by reward, in the order of its rows."""
-    return {name: [scores[row.number][index].score for row in rows] for index, name in enumerate(names)}
+    columns = {}
+    for index, name in enumerate(names):
+        columns[name] = [scores[row.number][index].score for row in rows]
+    return columns
 
 
 def reward_table(scores: Scores, rows: Sequence[Row], *, names: tuple[str, ...], by_panel: bool = False) -> RewardTable:

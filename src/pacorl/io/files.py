@@ -50,7 +50,9 @@ def text_digest(text: str) -> str:
 
 def kept_digest(path: Path) -> str:
     """`digest` of a file, computed once for each state (size and time of change) of it."""
-    return _digest_in_state(path, *state_of(path)) if path.is_file() else digest(path)
+    if path.is_file():
+        return _digest_in_state(path, *state_of(path))
+    return digest(path)
 
 
 def state_of(path: Path) -> tuple[int, int]:

@@ -77,11 +77,15 @@ def local_file(source: str, name: str) -> Path | None:
     """Return a checkpoint's file in its folder or in the hub's cache; None if it is not on this machine."""
     path = Path(source) / name
     if Path(source).exists() or not HUB_NAME.fullmatch(source):
-        return path if path.is_file() else None
+        if not path.is_file():
+            return None
+        return path
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(source, name)
-    return Path(cached) if isinstance(cached, str) else None
+    if isinstance(cached, str):
+        return Path(cached)
+    return None
 
 
 def checkpoint_digest(source: str) -> str:
@@ -97,7 +101,9 @@ def checkpoint_digest(source: str) -> str:
     if not Path(source).is_file():
         local_configs = [local_file(source, name) for name in CONFIGS]
         configs = [path for path in local_configs if path]
-        folder = configs[0].parent if configs else Path(source)
+        folder = Path(source)
+        if configs:
+            folder = configs[0].parent
         files = sorted(folder.glob("*.safetensors")) + configs
 
     # With the names: files of exchanged content are another checkpoint.

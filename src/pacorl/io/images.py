@@ -184,7 +184,9 @@ def as_rgb(image: Image.Image, name: str) -> Image.Image:
 
 def _as_srgb(image: Image.Image, name: str) -> Image.Image:
     """Convert an image with a colour profile to sRGB, as every screen shows it; one without RGB or CMYK is left."""
-    colours = image.convert("RGB") if image.mode in ("P", "PA", "RGBA", "RGBX") else image
+    colours = image
+    if image.mode in ("P", "PA", "RGBA", "RGBX"):
+        colours = image.convert("RGB")
     if colours.mode not in ("RGB", "CMYK", "L"):
         return image
     try:
@@ -242,7 +244,9 @@ def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None, *, dpi
 def recipe_of(source: Path | bytes) -> dict[str, str]:
     """Read the recipe of a generated image, from a file or its content; empty for an image of other programs."""
     texts = png_texts(source)
-    return texts if texts.get("Software", "").startswith("pacorl ") else {}
+    if not texts.get("Software", "").startswith("pacorl "):
+        return {}
+    return texts
 
 
 def png_texts(source: Path | bytes) -> dict[str, str]:

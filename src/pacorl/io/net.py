@@ -117,7 +117,9 @@ def wire_fault(error: BaseException, *, url: str) -> ServiceFault:
     if isinstance(error, ConnectionError) and error.errno:
         reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
     proxy = proxy_of(url)
-    way = f" through the proxy {shown_url(proxy)}" if proxy else ""
+    way = ""
+    if proxy:
+        way = f" through the proxy {shown_url(proxy)}"
     return ServiceFault(f"no connection{way}: {_on_one_line(reason)}", unreachable=True)
 
 

@@ -34,7 +34,9 @@ def did_you_mean(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str
     near = get_close_matches(word, names, n=1, cutoff=cutoff)
     # A part of a name is too short to resemble the whole: nft and diffusion_nft.
     near = near or [name for name in names if len(word) > 2 and word in name.replace("-", "_").split("_")]
-    return f"did you mean {near[0]!r}?" if near else ""
+    if not near:
+        return ""
+    return f"did you mean {near[0]!r}?"
 
 
 def silent(done: int, total: int) -> None:

@@ -82,7 +82,9 @@ def identity_of(settings: JudgeSettings) -> str:
     from pacorl.judge.local import weight_digests
 
     digests = weight_digests(settings.checkpoint, settings.adapter)
-    return f"sha256 {text_digest(' '.join(digests))[:16]}" if all(digests) else ""
+    if not all(digests):
+        return ""
+    return f"sha256 {text_digest(' '.join(digests))[:16]}"
 
 
 def identity_at(source: str, name: str) -> str:

@@ -76,7 +76,9 @@ def lora_config(checkpoint: str) -> dict[str, Any] | None:
         is_model = cached_file(checkpoint, "config.json", **silent)
         cached = None if is_model else cached_file(checkpoint, PEFT_CONFIG, **silent)
         path = Path(cached) if cached else None
-    return read_object(path) if path and path.is_file() else None
+    if path and path.is_file():
+        return read_object(path)
+    return None
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:

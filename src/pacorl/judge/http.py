@@ -269,12 +269,16 @@ class HttpJudge:
     @property
     def note(self) -> str:
         """Caveat of the server about its judge, with its address; empty for most servers, and before `check`."""
-        return f"{self.url}: {self._note}" if self._note else ""
+        if not self._note:
+            return ""
+        return f"{self.url}: {self._note}"
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """Return one verdict per question, in order. Raises ServiceRefusedError or ImageError for permanent faults."""
         verdicts = self._run(self._verdicts, questions)
-        return self.calibration.calibrated(verdicts) if self.calibration else verdicts
+        if self.calibration:
+            return self.calibration.calibrated(verdicts)
+        return verdicts
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words. Raises RuntimeError if the server gives no answer."""

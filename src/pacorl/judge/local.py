@@ -154,7 +154,9 @@ class LocalJudge:
         if not questions:
             return []
         verdicts = self._verdicts(questions)
-        return self.calibration.calibrated(verdicts) if self.calibration else verdicts
+        if self.calibration:
+            return self.calibration.calibrated(verdicts)
+        return verdicts
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words, by greedy decoding under the checkpoint's repetition penalty.

@@ -167,6 +167,9 @@ def symmetric_matrix(p_yes: Mapping[Pair, float | None], count: int) -> Matrix:
 
 def errors_of(verdicts: Iterable[Verdict]) -> str:
     """Join the distinct errors of missing verdicts."""
-    errors = [verdict.error for verdict in verdicts if verdict.error and not verdict.valid]
+    errors = []
+    for verdict in verdicts:
+        if verdict.error and not verdict.valid:
+            errors.append(verdict.error)
 
     return "; ".join(dict.fromkeys(errors))

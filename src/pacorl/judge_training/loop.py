@@ -279,4 +279,6 @@ def auc(p_yes: Values, consistent: Labels) -> float:
 def order_gap(p_yes: Values, swapped: Values) -> float:
     """Average |P(Yes | a, b) − P(Yes | b, a)|; NaN if no comparison has two images."""
     gaps = np.abs(p_yes - swapped)[~np.isnan(swapped)]
-    return float(gaps.mean()) if len(gaps) else float("nan")
+    if not len(gaps):
+        return float("nan")
+    return float(gaps.mean())

@@ -197,7 +197,9 @@ def stacked(loras: Sequence[tuple[Lora, float]]) -> Lora:
 
 def adapter_names(strengths: Mapping[Any, float]) -> str:
     """Join adapters' names for recipes, `A:0.5 + B`, with the strengths that are not 1."""
-    names = [str(name) if strength == 1 else f"{name}:{strength:g}" for name, strength in strengths.items()]
+    names = []
+    for name, strength in strengths.items():
+        names.append(str(name) if strength == 1 else f"{name}:{strength:g}")
     return " + ".join(names)
 
 

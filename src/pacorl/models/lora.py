@@ -261,7 +261,9 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterabl
     if "alpha" in pair and stored != alpha:
         raise ValueError(f"α of {next(iter(names))} is {stored:g} in a tensor and {alpha:g} in the config")
     # Rank-stabilised: the scale is α/√rank.
-    return alpha * math.sqrt(rank) if config.get("use_rslora") else alpha
+    if config.get("use_rslora"):
+        return alpha * math.sqrt(rank)
+    return alpha
 
 
 def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:

@@ -170,7 +170,9 @@ def figure(value: float, digits: int = 2) -> str:
 def size_text(number: int, of: int | None = None) -> str:
     """Format bytes as `3.1 GiB`, or as `3.1 GiB of 8 GiB`."""
     text = f"{figure(number / 2**30, 3)} GiB"
-    return f"{text} of {size_text(of)}" if of else text
+    if of:
+        return f"{text} of {size_text(of)}"
+    return text
 
 
 # --- a policy's training ---------------------------------------------------------------------------------------

@@ -157,7 +157,9 @@ def _has_weights(folder: Path) -> bool:
 
 def _json(path: Path) -> JsonObject:
     """Read a JSON file's mapping; empty without the file. Raises ValueError if it holds no mapping."""
-    return read_object(path, fix="fetch the checkpoint again") if path.exists() else {}
+    if not path.exists():
+        return {}
+    return read_object(path, fix="fetch the checkpoint again")
 
 
 # --- rewards ---------------------------------------------------------------------------------------------------

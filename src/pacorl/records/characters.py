@@ -73,7 +73,9 @@ def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> C
 def read_caption(image: Path) -> tuple[Path | None, str]:
     """Read an image's caption from its .txt file: the path (None if it is missing) and the text."""
     file = image.with_suffix(".txt")
-    return (file, " ".join(read_text(file).split())) if file.is_file() else (None, "")
+    if not file.is_file():
+        return None, ""
+    return file, " ".join(read_text(file).split())
 
 
 def in_turn(characters: Sequence[Character]) -> tuple[Path, ...]:

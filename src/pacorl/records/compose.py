@@ -103,7 +103,9 @@ def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") 
     if not all(text.strip() for text in (theme, *panels)):
         raise ValueError("the description of all panels, or of one, is empty; say what it shows")
     count = NUMBERS[grid.count].upper() if grid.count <= SPELT else str(grid.count)
-    subject = f". {sentence(shared)}" if shared else f" portraying {sentence(theme)}"
+    subject = f" portraying {sentence(theme)}"
+    if shared:
+        subject = f". {sentence(shared)}"
     text = f"{count}-PANEL Images with a {grid} grid layout{subject}"
     for tag, panel in zip(panel_tags(grid), panels, strict=True):
         text += f" {tag}: {sentence(panel)}"

@@ -41,7 +41,9 @@ RECORD = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 def _as_tier(entry: Any) -> Any:
     if isinstance(entry, str):
         return (entry,)
-    return tuple(entry) if isinstance(entry, list) else entry
+    if isinstance(entry, list):
+        return tuple(entry)
+    return entry
 
 
 Tier = Annotated[tuple[Name, ...], Field(min_length=1), BeforeValidator(_as_tier)]

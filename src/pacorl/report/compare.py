@@ -191,14 +191,18 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
 
 def newest(run: RunFolder) -> list[Sample]:
     """Return the images of a run's newest evaluation; empty without one."""
-    return [] if run.last is None else run.samples[run.last]
+    if run.last is None:
+        return []
+    return run.samples[run.last]
 
 
 def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
     """Compare the measures of images in both runs, then the measures that only the summaries have."""
     pairs = pair_up(newest(first), newest(second))
     starts = [_means_before(run, [pair[side] for pair in pairs]) for side, run in enumerate((first, second))]
-    rows = [replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))) for row in compared(pairs)]
+    rows = []
+    for row in compared(pairs):
+        rows.append(replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))))
     # Measures of the summaries alone have no images to pair, and so no interval.
     measured = {row.name for row in rows}
     by_name = {row.name: row for row in summarised(second.summary)}
@@ -221,7 +225,9 @@ def _means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]
 
 def _mean(values: Sequence[float | None]) -> float | None:
     finite = [value for value in values if value is not None]
-    return fmean(finite) if finite else None
+    if not finite:
+        return None
+    return fmean(finite)
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:

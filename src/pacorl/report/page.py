@@ -186,7 +186,9 @@ class Set:
     def panels(self) -> tuple[str, ...]:
         """One text per panel; empty if the prompt has none that fit its grid."""
         texts = panel_texts(self.pair.before.text)
-        return () if len(texts) != self.pair.before.grid.count else texts
+        if len(texts) != self.pair.before.grid.count:
+            return ()
+        return texts
 
     @property
     def scores(self) -> list[tuple[str, list[float | None]]]:

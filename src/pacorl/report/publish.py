@@ -165,7 +165,9 @@ def _name_of(source: str) -> str:
     """Remove this machine's folders and network addresses from a source."""
     if "://" in source:
         return "(an address)"
-    return Path(source).name if Path(source).is_absolute() or source.startswith("~") else source
+    if Path(source).is_absolute() or source.startswith("~"):
+        return Path(source).name
+    return source
 
 
 def _measured(results: Sequence[Result]) -> str:
@@ -175,4 +177,6 @@ def _measured(results: Sequence[Result]) -> str:
         sides = [interval_text(side) if side else "–" for side in (row.before, row.after)]
         difference = interval_text(row.difference, signed=True) if row.difference else "–"
         lines.append(f"| {row.name} | {sides[0]} | {sides[1]} | {difference} |")
-    return "\n".join(lines) if results else ""
+    if not results:
+        return ""
+    return "\n".join(lines)

@@ -98,7 +98,9 @@ def rows_of(run: RunFolder) -> list[Result]:
     if rows := summarised(run.summary):
         return rows
     evaluations = list(run.samples.values())
-    return [] if len(evaluations) < 2 else compared(pair_up(evaluations[0], evaluations[-1]))
+    if len(evaluations) < 2:
+        return []
+    return compared(pair_up(evaluations[0], evaluations[-1]))
 
 
 def summarised(summary: Record) -> list[Result]:

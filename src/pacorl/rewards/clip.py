@@ -192,7 +192,9 @@ def load_aesthetic_head(path: Path) -> nn.Module:
 
 def _panels(prompts: Sequence[Prompt], images: Sequence[Image]) -> tuple[list[Image], list[int]]:
     """Split all images into panels, and count them per image."""
-    panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
+    panels = []
+    for prompt, image in zip(prompts, images, strict=True):
+        panels.append(split(image, prompt.grid))
     return list(chain(*panels)), [len(image_panels) for image_panels in panels]
 
 

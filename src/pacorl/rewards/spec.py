@@ -159,7 +159,9 @@ class UserReward:
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Any:
         with self._blamed(f"on {named(prompts)}"):
             result = self.reward(prompts, images)
-            return list(result) if isinstance(result, Iterator) else result
+            if isinstance(result, Iterator):
+                return list(result)
+            return result
 
     def _panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         with self._blamed(f"on {named(prompts)}"):

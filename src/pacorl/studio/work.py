@@ -324,7 +324,9 @@ class Studio:
 
     def known(self, recipe: Recipe) -> str:
         """Return the character of a recipe; empty if it is not here."""
-        return recipe.character if recipe.character in self.folder.characters() else ""
+        if recipe.character not in self.folder.characters():
+            return ""
+        return recipe.character
 
     def cast(self, recipe: Recipe) -> tuple[Character, ...]:
         """Read the character of a recipe, if it has one and it is here."""

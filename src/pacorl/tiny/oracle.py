@@ -142,7 +142,9 @@ def majority(panels: Sequence[Panel | None]) -> Majority:
     if not valid:
         return (None,) * len(LOOKS)
 
-    commonest = [max(sorted(set(values)), key=values.count) for values in zip(*valid, strict=True)]
+    commonest = []
+    for values in zip(*valid, strict=True):
+        commonest.append(max(sorted(set(values)), key=values.count))
     return tuple(commonest)
 
 

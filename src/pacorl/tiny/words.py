@@ -147,7 +147,9 @@ def tiny_scene(text: str) -> str:
         where.append(PLACE_WORDS[attributes["place"]])
     if "palette" in attributes:
         where.append(PALETTE_WORDS[attributes["palette"]])
-    return f"{' '.join(where)}, {scene}" if where else scene
+    if not where:
+        return scene
+    return f"{' '.join(where)}, {scene}"
 
 
 def check_tiny(prompt: Prompt) -> None:

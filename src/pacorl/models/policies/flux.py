@@ -89,7 +89,9 @@ class FluxPolicy(PipelinePolicy):
 def _ids_on(device: torch.device, rows: int, cols: int, *, images: int) -> Tensor:
     """Image number (0 is the generated one), row and column of each token (N, 3); sent once per size."""
     row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
-    ids = [torch.stack([torch.full_like(row, image), row, col], -1).reshape(-1, 3) for image in range(images)]
+    ids = []
+    for image in range(images):
+        ids.append(torch.stack([torch.full_like(row, image), row, col], -1).reshape(-1, 3))
     return to_device(torch.cat(ids), device)
 
 

@@ -419,7 +419,9 @@ class PipelinePolicy:
         """Draw (B, N, C) fp32 noise, one seed per row, on the CPU for equal values on every machine."""
         shape = (self.latent_channels, size.height // self.code_pixels, size.width // self.code_pixels)
         # Draw codes, then pack, like the pipelines: tokens drawn from the same seed would differ.
-        codes = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        codes = []
+        for seed in seeds:
+            codes.append(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
         return to_device(pack(torch.stack(codes), patch=self.patch), self.device)
 
     def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:

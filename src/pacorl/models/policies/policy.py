@@ -57,7 +57,9 @@ class PolicyOptions(ModelSection):
     @property
     def unguided(self) -> Self:
         """These options without classifier-free guidance, for a loss on the model's own velocity."""
-        return self.model_copy(update={self.cfg_scale: 1.0}) if self.cfg_scale else self
+        if self.cfg_scale:
+            return self.model_copy(update={self.cfg_scale: 1.0})
+        return self
 
     @property
     def warning(self) -> str:

@@ -105,7 +105,9 @@ class QwenImage21Policy(QwenEditPolicy):
 
     def unshifted_sigmas(self, num_steps: int) -> Any:
         sigmas = self.pipeline.config.sample_sigmas or ()
-        return sigmas if len(sigmas) == num_steps else super().unshifted_sigmas(num_steps)
+        if len(sigmas) == num_steps:
+            return sigmas
+        return super().unshifted_sigmas(num_steps)
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Return the conditioning of the prompt that all rows have, at batch 1."""

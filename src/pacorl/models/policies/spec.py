@@ -272,7 +272,9 @@ class PolicySpec:
 
     def adapter_source(self, checkpoint: str, adapter: str) -> str:
         """Return the folder of a committed LoRA of the checkpoint `tiny`; any other adapter is its own source."""
-        return adapter if checkpoint != TINY else str(self.committed.adapters.get(adapter, adapter))
+        if checkpoint != TINY:
+            return adapter
+        return str(self.committed.adapters.get(adapter, adapter))
 
     def adapters_of(self, checkpoint: str, named: Mapping[str, float]) -> dict[str, float]:
         """Return the adapters that images are made with: those named, or the tiny checkpoint's own; none for `none`."""
