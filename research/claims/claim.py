@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pacorl.io.documents import blamed_on, read_jsonl, read_yaml, typed
 
 CLAIMS = Path(__file__).parent
+AREA = "area"
+"""Metric: the mean of a run's grades so far, so that a curve that rises earlier has more of it."""
 
 
 class Strict(BaseModel):
@@ -54,6 +57,13 @@ class Claim(Strict):
     """What all arms have alike, in words."""
     predictions: tuple[Prediction, ...]
     halves: tuple[Half, ...] = ()
+    also: tuple[str, ...] = ()
+    """Metrics that the table shows beside those of the predictions."""
+
+    @property
+    def grade(self) -> str:
+        """The metric whose way to its end is compared by AREA."""
+        return "kappa" if self.trainer == "policy" else "decision_accuracy"
 
     @model_validator(mode="after")
     def _arms_exist(self) -> Claim:
@@ -96,11 +106,20 @@ def results_of(claim: Claim) -> Path:
 
 
 def read_curves(claim: Claim) -> dict[tuple[str, int], Curve]:
-    """Read the runs of a claim: (arm, seed) → its curve."""
+    """Read the runs of a claim: (arm, seed) → its curve. Each evaluation gets the mean of the grades so far."""
     path = results_of(claim)
     curves: dict[tuple[str, int], Curve] = {}
     for row in read_jsonl(path) if path.is_file() else ():
         with blamed_on(path):
             evaluation = typed(row, Evaluation)
         curves.setdefault((evaluation.arm, evaluation.seed), []).append(evaluation)
-    return {run: sorted(curve, key=lambda evaluation: evaluation.at) for run, curve in curves.items()}
+    for curve in curves.values():
+        curve.sort(key=lambda evaluation: evaluation.at)
+        grades = []
+        for evaluation in curve:
+            grade = evaluation.metrics[claim.grade]
+            # The untrained model is no part of the way.
+            if evaluation.at:
+                grades.append(grade)
+            evaluation.metrics[AREA] = fmean(grades or [grade])
+    return curves

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 from scipy import stats
 
-from research.claims.claim import Claim, Curve, Half, Prediction, read_curves
+from research.claims.claim import AREA, Claim, Curve, Half, Prediction, read_curves
 
 Curves = dict[tuple[str, int], Curve]
 Bounds = tuple[float, float, float]
@@ -21,11 +21,8 @@ def render(claim: Claim) -> str:
     """Render a claim with its results so far."""
     curves = read_curves(claim)
     lines = [f"## {claim.name}", "", claim.question, "", f"Budget: {claim.budget}", ""]
-    metrics = list(dict.fromkeys(prediction.metric for prediction in claim.predictions))
+    metrics = list(dict.fromkeys([*(prediction.metric for prediction in claim.predictions), *claim.also]))
     lines += ["| Arm | seeds | " + " | ".join(metrics) + " |", "|---" * (2 + len(metrics)) + "|"]
-    untrained = {metric: fmean([c[0].metrics[metric] for c in curves.values()]) for metric in metrics if curves}
-    if untrained:
-        lines.append("| untrained | | " + " | ".join(f"{value:.3f}" for value in untrained.values()) + " |")
     for arm in claim.arms:
         of_arm = [curve for (name, _), curve in curves.items() if name == arm]
         if of_arm:
@@ -87,16 +84,18 @@ def bounds(values: Sequence[float]) -> Bounds:
 
 
 def _cell(curves: Sequence[Curve], metric: str) -> str:
-    """Mean at the end, and the sign of a curve that still rises or falls."""
-    mean = fmean(end_of(curve, metric) for curve in curves)
+    """Means untrained and at the end, and the sign of a curve that still rises or falls."""
+    start = fmean(curve[0].metrics[metric] for curve in curves)
+    text = f"{start:.3f} → {fmean(end_of(curve, metric) for curve in curves):.3f}"
+    if metric == AREA:
+        return text
     flat = is_flat(curves, metric)
-    mark = ""
     if flat is None:
-        mark = " ?"
-    elif not flat:
-        found = slope(curves, metric)
-        mark = " ↗" if found and found[0] > 0 else " ↘"
-    return f"{mean:.3f}{mark}"
+        return f"{text} ?"
+    found = slope(curves, metric)
+    if flat or found is None:
+        return text
+    return f"{text} {'↗' if found[0] > 0 else '↘'}"
 
 
 def _row(prediction: Prediction, claim: Claim, curves: Curves) -> str:
@@ -117,7 +116,9 @@ def _row(prediction: Prediction, claim: Claim, curves: Curves) -> str:
     sides = [prediction.arm] + ([prediction.against] if prediction.against else [])
     rising = []
     for arm in sides:
-        if not is_flat([curve for (name, _), curve in curves.items() if name == arm], prediction.metric):
+        # An area rises as long as it is below its grades: the grades tell whether the way has ended.
+        metric = claim.grade if prediction.metric == AREA else prediction.metric
+        if not is_flat([curve for (name, _), curve in curves.items() if name == arm], metric):
             rising.append(arm)
     if rising:
         verdict = f"undecided: {' and '.join(rising)} not seen to be flat"

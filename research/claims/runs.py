@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from PIL import Image
@@ -108,13 +107,9 @@ def _train_judge(
     JudgeTrainer(config, resume=True).train()
 
     evaluations: list[Evaluation] = []
-    grades: list[float] = []
     for line in read_jsonl(config.out / "metrics.jsonl"):
         if line["kind"] == "evaluation":
             metrics = {name: round(float(line[name]), 4) for name in ("decision_accuracy", "auc")}
-            if line["step"]:
-                grades.append(line["decision_accuracy"])
-            metrics["area"] = round(fmean(grades or [metrics["decision_accuracy"]]), 4)
             evaluations.append(Evaluation(arm=arm, seed=seed, at=line["step"], metrics=metrics))
     return evaluations
 
