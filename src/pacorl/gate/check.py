@@ -19,7 +19,7 @@ from pacorl.gate.scores import Questions, Scores, p_yes_text, questions_about, s
 from pacorl.io.images import as_rgb, open_image
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.pairwise import Pair
-from pacorl.report.figures import pair_matrix_svg, show
+from pacorl.report.figures import show
 from pacorl.report.html import render
 
 if TYPE_CHECKING:
@@ -334,5 +334,4 @@ def check_page(check: Check, *, judge: str, note: str = "") -> str:
         check=check,
         cards=[(name, show(image)) for name, image in zip(check.scores.names, check.scores.images, strict=True)],
         judge=judge,
-        matrix=pair_matrix_svg(check.scores.matrix),
     )

@@ -1,8 +1,4 @@
-"""Elements of a page: numbers in words, escaped SVG elements, pair matrices, images as data URLs.
-
-Colours come from the page's stylesheet through classes and custom properties, so that every plot follows the reader's
-light or dark setting.
-"""
+"""Elements of a page: numbers in words, and images as data URLs."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from markupsafe import Markup, escape
 from PIL import Image
 
 from pacorl.core.ranking import Interval
@@ -28,10 +23,8 @@ MEANINGS: Mapping[str, str] = WORDS["meanings"]
 """Metric → one sentence for the reader of a page; its order is the order of the page."""
 MINUS = "\N{MINUS SIGN}"
 
-CELL = 44
-"""Side of a cell of a pair matrix, in the units of its view box."""
 STRONG = 0.728
-"""P(Yes) from which a light cell has white text: 4.5 : 1 on every colour."""
+"""P(Yes) from which a light cell of a pair matrix has white text: 4.5 : 1 on every colour."""
 
 PIXEL_ART_BELOW = 200 * 200
 """An image of fewer pixels is kept lossless and shown with hard pixel edges."""
@@ -77,53 +70,6 @@ def interval_text(figure: Interval, *, signed: bool = False) -> str:
     if figure.low is not None and figure.high is not None:
         text += f" ({figure.low:{form}} to {figure.high:{form}})"
     return text.replace("-", MINUS)
-
-
-# --- elements --------------------------------------------------------------------------------------------------------
-
-
-def tag(name: str, *children: str, **attributes: object) -> Markup:
-    """Build an element with everything escaped; in attributes a trailing underscore is dropped and `_` becomes `-`."""
-    # A page has thousands of elements, and `Markup.format` takes several times as long as `escape`.
-    written = ""
-    for key, value in attributes.items():
-        # Two decimals are a hundredth of a pixel; more would double the page.
-        shown = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
-        written += f' {key.rstrip("_").replace("_", "-")}="{escape(shown)}"'
-    content = "".join([escape(child) for child in children])
-    return Markup(f"<{name}{written}>{content}</{name}>")
-
-
-# --- pair matrices ---------------------------------------------------------------------------------------------------
-
-
-def pair_matrix_svg(p_yes: Matrix, *, title: str = "P(Yes) of each pair") -> Markup:
-    """Draw P(Yes) of every pair of `K` panels as a heat map with numbers; the diagonal has the panels' numbers.
-
-    p_yes: K × K, None if there is no judgement. An empty matrix gives an empty text.
-    """
-    if not p_yes:
-        return Markup("")
-    side = len(p_yes) * CELL
-    cells = []
-    for row, values in enumerate(p_yes):
-        cells += [_cell(value, row, col) for col, value in enumerate(values)]
-    return tag("svg", tag("title", title), *cells, class_="matrix", viewBox=f"0 0 {side} {side}", role="img")
-
-
-def _cell(value: float | None, row: int, col: int) -> Markup:
-    x = col * CELL
-    y = row * CELL
-    box = {"x": x + 1, "y": y + 1, "width": CELL - 2, "height": CELL - 2, "rx": 4}
-    middle = {"x": x + CELL / 2, "y": y + CELL / 2 + 4.5, "text_anchor": "middle"}
-    if row == col:
-        return tag("text", str(row + 1), **middle, class_="panel-number")
-    if value is None:
-        return tag("rect", **box, class_="unjudged") + tag("text", "–", **middle, class_="panel-number")
-    name = tag("title", f"panels {row + 1} and {col + 1}: P(Yes) = {value:.3f}")
-    kind = "judged strong" if value >= STRONG else "judged"
-    number = tag("text", f"{value:.2f}", **middle)
-    return tag("g", name, tag("rect", **box), number, class_=kind, style=f"--p:{100 * value:.0f}%")
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

@@ -28,5 +28,5 @@ def _environment() -> jinja2.Environment:
     )
     for name in ("label", "amount", "change"):
         environment.filters[name] = getattr(figures, name)
-    environment.globals |= {"MEANINGS": figures.MEANINGS, "zip": zip}
+    environment.globals |= {"MEANINGS": figures.MEANINGS, "STRONG": figures.STRONG, "zip": zip}
     return environment

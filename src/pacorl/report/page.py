@@ -16,15 +16,14 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from pacorl.core.grid import panel_texts
 from pacorl.core.metric_names import SHOWN_EVERY
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image
 from pacorl.models.policies import POLICIES
-from pacorl.report.curves import charts, line_chart_svg
-from pacorl.report.figures import ShownImage, pair_matrix_svg, show
+from pacorl.report.curves import charts
+from pacorl.report.figures import ShownImage, show
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
 from pacorl.report.results import JUDGE_NOTE, alarms, interval_note, is_monitored, pair_up, provenance, rows_of
@@ -61,7 +60,7 @@ def write_report(run: Path) -> Path:
         "monitored": is_monitored(read),
         "results": rows_of(read),
         "note": JUDGE_NOTE if "held_out_pairs" in read.summary else interval_note("prompts and seeds of noise"),
-        "charts": [(chart, line_chart_svg(chart)) for chart in charts(read)],
+        "charts": charts(read),
         "config": read.config,
         "provenance": provenance(read.summary),
         "epochs": sorted(read.samples),
@@ -159,12 +158,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One image, the judge's matrix of it, and the value of the measure that orders the gallery."""
+    """One image, and its value of the measure that orders the gallery."""
 
     name: str
     sample: Sample
     image: ShownImage
-    matrix: Markup
     value: float | None
 
 
@@ -263,9 +261,8 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
         sides = []
         for name, sample in zip(names, (pair.before, pair.after), strict=True):
             if sample:
-                matrix = pair_matrix_svg(sample.p_yes, title=f"P(Yes) of each pair of panels, {name.lower()}")
                 image = show(open_image(sample.image))
-                sides.append(Side(name, sample, image, matrix, value_of(sample, pair.measure)))
+                sides.append(Side(name, sample, image, value_of(sample, pair.measure)))
         sets.append(Set(pair, _rank_name(pairs, index), sides))
     return sets
 

@@ -15,7 +15,7 @@ from PIL.Image import Image
 
 from pacorl.character_training.pictures import LEAST
 from pacorl.io.images import open_image, recipe_of, upright_size
-from pacorl.report.figures import pair_matrix_svg
+from pacorl.report.html import render
 from pacorl.studio.folder import PRINT_DPI, Drawing, plain
 from pacorl.studio.models import JUDGE, PRACTICE_ONLY, is_here, offers, shown_name
 from pacorl.studio.teaching import newest_training
@@ -262,7 +262,8 @@ class StudioPage:
                 with ui.expansion("Why?"):
                     judge = shown_name(recipe.judge or self.studio.names.judge, "judge")
                     ui.label(f"How sure {judge} is {WHY_CHANGED if recipe.sources else WHY_TOGETHER} {SCALE}")
-                    ui.html(pair_matrix_svg(recipe.matrix, title="Each panel with each other one"), sanitize=False)
+                    matrix = render("matrix.html", p_yes=recipe.matrix, title="Each panel with each other one")
+                    ui.html(matrix, sanitize=False)
                     for line in recipe.checked[1:]:
                         ui.label(line)
                     if recipe.judge == TINY:
