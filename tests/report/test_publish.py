@@ -80,12 +80,12 @@ def test_neither_a_secret_beside_the_weights_nor_a_link_is_published(run: Path, 
     settings = run / "adapter" / "adapter_config.json"
     settings.write_text('{\n"base": "https://me:pass@host/x"}')
     with pytest.raises(ValueError, match=r"adapter_config.json: ://me:… looks like a secret"):
-        push(write_card(run), "me/it", private=True)
+        push(write_card(run), "me/it")
     settings.unlink()
     link = run / "adapter" / "adapter_model.safetensors"
     link.symlink_to(victim)
     with pytest.raises(ValueError, match=f"{link.name} is a link"):
-        push(write_card(run), "me/it", private=True)
+        push(write_card(run), "me/it")
     assert victim.read_text() == "of the user"
 
 
@@ -129,10 +129,7 @@ class FakeApi:
         type(self).asked["files"] = files
 
 
-@pytest.mark.parametrize("words", [[], ["--public"]])
-def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(
-    run: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi", None)
     CliRunner().invoke(app, ["publish", str(run)], catch_exceptions=False)  # uploads nothing
     monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
@@ -144,7 +141,7 @@ def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(
     (run / "adapter" / "backup").mkdir()
     (run / "adapter" / "backup" / "README.md").write_text("a secret")
     (run / "adapter" / "linked").symlink_to(run.parent)
-    done = CliRunner().invoke(app, ["publish", str(run), "--push-to-hub", "me/dentist", *words], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["publish", str(run), "--push-to-hub", "me/dentist"], catch_exceptions=False)
     assert "uploaded: https://hub/me/dentist" in done.stdout
     assert FakeApi.asked["files"] == {**contents, "README.md": (run / "adapter" / "README.md").read_bytes()}
-    assert (FakeApi.asked["repository"], FakeApi.asked["private"]) == ("me/dentist", not words)
+    assert (FakeApi.asked["repository"], FakeApi.asked["private"]) == ("me/dentist", True)

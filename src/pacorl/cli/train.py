@@ -333,8 +333,7 @@ def publish(
     run: Path = Argument(help="A finished run's folder."),
     *,
     licence: str = Option("", help="The hub's identifier; the base's if it is known."),
-    push_to_hub: str = Option("", help="OWNER/NAME to upload to; nothing is uploaded without it."),
-    public: bool = Option(False, "--public", help="Make the repository public; by default it is private."),
+    push_to_hub: str = Option("", help="OWNER/NAME, a private repository, to upload to; nothing is without it."),
 ) -> None:
     """Write a run's model card; upload adapter and card only with --push-to-hub."""
     from pacorl.report.publish import push, write_card
@@ -342,4 +341,4 @@ def publish(
     folder = write_card(run, licence=licence)
     echo(f"card: {folder / 'README.md'}")
     if push_to_hub:
-        echo(f"uploaded: {push(folder, push_to_hub, private=not public)}")
+        echo(f"uploaded: {push(folder, push_to_hub)}")

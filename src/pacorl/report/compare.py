@@ -6,13 +6,10 @@ images of equal text and seed of noise are compared. Intervals are over the prom
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from pacorl.core.ranking import Interval
@@ -140,15 +137,13 @@ def by_seed(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> dict[str
 
 
 def side_names(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> tuple[str, str]:
-    """Return the common prefix of each setting's folder names; the first folders' paths if both are equal."""
-    names = []
-    for runs in (first, second):
-        folders = [run.path.resolve().name for run in runs]
-        start = os.path.commonprefix(folders)  # noqa: RUF071 - by characters: plain-1 and plain-2 are plain
-        names.append(start.rstrip("-_.") or folders[0])
-    if names[0] == names[1]:
+    """Name each setting by its first run's folder, without a seed's number; by the folders' paths if both are equal."""
+    before, after = (runs[0].path.resolve().name for runs in (first, second))
+    if len(first) > 1:
+        before, after = (re.sub(r"[\W_]*\d+$", "", name) or name for name in (before, after))
+    if before == after:
         return str(first[0].path), str(second[0].path)
-    return names[0], names[1]
+    return before, after
 
 
 def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, str]]:
@@ -179,13 +174,12 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
 
     rows = []
     for name, of_seeds in by_name.items():
-        means = {seed: (one.before.mean, one.after.mean) for seed, one in of_seeds.items() if one.before and one.after}
-        firsts, lasts = zip(*means.values(), strict=True)
-        starts = [_mean([one.starts[side] for one in of_seeds.values()]) for side in (0, 1)]
+        sides = [[side.mean for side in (one.before, one.after) if side] for one in of_seeds.values()]
+        firsts, lasts = zip(*sides, strict=True)
         # Rounded as they are shown: a smaller difference is a tie.
-        by_seed = {seed: round(last - first, PLACES) for seed, (first, last) in means.items()}
-        change_of = paired(list(means), firsts, lasts)
-        rows.append(Result(name, *change_of, starts=(starts[0], starts[1]), by_seed=by_seed))
+        differences = [round(last - first, PLACES) for first, last in sides]
+        by_seed = dict(zip(of_seeds, differences, strict=True))
+        rows.append(Result(name, *paired(list(of_seeds), firsts, lasts), by_seed=by_seed))
     return rows
 
 
@@ -198,36 +192,15 @@ def newest(run: RunFolder) -> list[Sample]:
 
 def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
     """Compare the measures of images in both runs, then the measures that only the summaries have."""
-    pairs = pair_up(newest(first), newest(second))
-    starts = [_means_before(run, [pair[side] for pair in pairs]) for side, run in enumerate((first, second))]
-    rows = []
-    for row in compared(pairs):
-        rows.append(replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))))
-    # Measures of the summaries alone have no images to pair, and so no interval.
+    rows = compared(pair_up(newest(first), newest(second)))
     measured = {row.name for row in rows}
-    by_name = {row.name: row for row in summarised(second.summary)}
-    for row in summarised(first.summary):
-        other = by_name.get(row.name)
-        if other and row.after and other.after and row.name not in measured:
-            before = (row.before.mean if row.before else None, other.before.mean if other.before else None)
-            change_of = Interval(other.after.mean - row.after.mean)
-            rows.append(Result(row.name, row.after, other.after, change_of, starts=before))
+    # Measures of the summaries alone have no images to pair, and so no interval.
+    sides = [{row.name: row.after for row in summarised(run.summary)} for run in (first, second)]
+    for name, before in sides[0].items():
+        after = sides[1].get(name)
+        if before and after and name not in measured:
+            rows.append(Result(name, before, after, Interval(after.mean - before.mean)))
     return rows
-
-
-def _means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]:
-    """Average every measure of the run's first evaluation over its images that recur in `samples`."""
-    if len(run.samples) < 2:
-        return {}
-    rows = compared(pair_up(run.samples[min(run.samples)], samples))
-    return {row.name: row.before.mean for row in rows if row.before}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    finite = [value for value in values if value is not None]
-    if not finite:
-        return None
-    return fmean(finite)
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:

@@ -63,8 +63,10 @@ def change(value: float | None) -> str:
     return sign + amount(value)
 
 
-def interval_text(figure: Interval, *, signed: bool = False) -> str:
-    """Format as `0.549 (0.412 to 0.683)`; the mean alone without an interval."""
+def interval_text(figure: Interval | None, *, signed: bool = False) -> str:
+    """Format as `0.549 (0.412 to 0.683)`; the mean alone without an interval, – for None."""
+    if figure is None:
+        return "–"
     form = "+z.3f" if signed else "z.3f"
     text = f"{figure.mean:{form}}"
     if figure.low is not None and figure.high is not None:

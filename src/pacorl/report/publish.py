@@ -5,7 +5,6 @@ The card's text comes from the run's own files only. No file leaves this machine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from pacorl.config.public import find_secret
@@ -14,7 +13,7 @@ from pacorl.io.files import write_atomic
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.figures import interval_text
 from pacorl.report.folder import read_run
-from pacorl.report.results import Result, rows_of
+from pacorl.report.results import rows_of
 from pacorl.types import TINY
 
 CARD = "README.md"
@@ -38,8 +37,31 @@ Made of `{{ base }}` with {{ method }} by pacorl. Trained on: {{ trained_on }}.
 
 ## Use
 
-{{ usage }}
-{{ measured }}
+```bash
+{% if is_judge -%}
+pacorl score a.png b.png --judge OWNER/{{ name }}
+{%- else -%}
+pacorl generate --prompt TEXT --model {{ base }} --adapter OWNER/{{ name }}
+{%- endif %}
+```
+{% if not is_judge and not is_tiny %}
+```python
+import torch
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("{{ base }}", dtype=torch.bfloat16)
+pipeline.load_lora_weights("OWNER/{{ name }}")
+```
+{% endif %}
+{%- if results %}
+## Measured
+
+| | before | after | difference |
+| --- | --- | --- | --- |
+{% for row in results -%}
+| {{ row.name }} | {{ text(row.before) }} | {{ text(row.after) }} | {{ text(row.difference, signed=True) }} |
+{% endfor %}
+{%- endif %}
 """
 
 
@@ -104,15 +126,17 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         base=_name_of(base),
         method=method,
         trained_on=", ".join(trained_on),
-        usage=_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge),
-        measured=_measured(rows_of(read)),
+        is_judge=is_judge,
+        is_tiny=base == TINY,
+        results=rows_of(read),
+        text=interval_text,
     )
     write_atomic(folder / CARD, str(card))
     return folder
 
 
-def push(folder: Path, repository: str, *, private: bool) -> str:
-    """Upload the files of PUBLISHED to the hub as the user who is logged in there; return the address.
+def push(folder: Path, repository: str) -> str:
+    """Upload the files of PUBLISHED to a repository of the hub, private if it is new; return its address.
 
     Raises:
         ValueError: a file is a link, whose target may be any file of the user, or a text seems to hold a key.
@@ -132,7 +156,7 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
                 "have read it"
             )
     api = HfApi()
-    address = api.create_repo(repository, private=private, exist_ok=True)
+    address = api.create_repo(repository, private=True, exist_ok=True)
     additions = [CommitOperationAdd(path_in_repo=path.name, path_or_fileobj=path) for path in paths]
     api.create_commit(repository, additions, commit_message="Upload with pacorl")
     return str(address)
@@ -143,24 +167,6 @@ def published_files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.is_file() and any(map(path.match, PUBLISHED))]
 
 
-def _usage(name: str, base: str, *, is_judge: bool) -> str:
-    """Show how to load it, with this project and, for a generator's adapter, with diffusers."""
-    if is_judge:
-        return f"```bash\npacorl score a.png b.png --judge {name}\n```"
-    usage = f"```bash\npacorl generate --prompt TEXT --model {base} --adapter {name}\n```"
-    if base == TINY:
-        return usage
-    return f"""{usage}
-
-```python
-import torch
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained("{base}", dtype=torch.bfloat16)
-pipeline.load_lora_weights("{name}")
-```"""
-
-
 def _name_of(source: str) -> str:
     """Remove this machine's folders and network addresses from a source."""
     if "://" in source:
@@ -168,15 +174,3 @@ def _name_of(source: str) -> str:
     if Path(source).is_absolute() or source.startswith("~"):
         return Path(source).name
     return source
-
-
-def _measured(results: Sequence[Result]) -> str:
-    """Tabulate the results on the run's page; empty without results."""
-    lines = ["", "## Measured", "", "| | before | after | difference |", "| --- | --- | --- | --- |"]
-    for row in results:
-        sides = [interval_text(side) if side else "–" for side in (row.before, row.after)]
-        difference = interval_text(row.difference, signed=True) if row.difference else "–"
-        lines.append(f"| {row.name} | {sides[0]} | {sides[1]} | {difference} |")
-    if not results:
-        return ""
-    return "\n".join(lines)
