@@ -15,6 +15,8 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
+import jinja2
+
 from pacorl.config.base import EXTENDS, merged, read_config, validated
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -32,8 +34,6 @@ from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
 CARD = re.compile(r"(?:([1-9]\d*)[x×])?([1-9]\d*)")
-GROUP = 16
-"""Samples of a prompt, the default."""
 MOST_PROMPTS = 12
 """Prompts of an epoch at most on one card, and half of it for each of several: they divide into two updates of whole
 batches."""
@@ -53,39 +53,55 @@ FORMS = {
     "lowest": "int8 in main memory, sent layer by layer",
 }
 """`memory` → how it holds the models on a card; the fastest first."""
-SMALL = {"tree": "{seeds: 2}", "suffix": "{solver: ab2, steps: 4}", "every": "20"}
-"""Settings of a small card, in addition to `memory`; the interval of evaluations is also a large one's."""
-DEFAULT = "(default)"
-"""Value of a setting whose line is left out."""
 COLUMN = 42
 """Column of the comments."""
 TEMPLATE = """\
-# {job.checkpoint} on {job.cards} × {job.gigabytes} GB, else with the paper's values; `pacorl config KEY` explains one.
-out: {out!r}  # log, page, checkpoints and the LoRA
-epochs: {epochs}  # each prompt is seen {seen:.0f} times
-prompts_per_epoch: {prompts}  # with 16 samples each {images} images
-memory: {memory}  # {form}
-processes: {processes}  # cards that train{and_judge}
+# {{ job.checkpoint }} on {{ job.cards }} × {{ job.gigabytes }} GB, else with the paper's values; `pacorl config KEY` \
+explains one.
+out: {{ out }}  # log, page, checkpoints and the LoRA
+epochs: {{ epochs }}  # each prompt is seen {{ "%.0f"|format(epochs * prompts / job.train|length) }} times
+prompts_per_epoch: {{ prompts }}  # with 16 samples each {{ 16 * prompts }} images
+memory: {{ memory }}  # {{ form }}
+{% if job.cards > 1 %}
+processes: {{ job.trainers }}  # cards that train{{ ", and one more for the judge" if job.is_served }}
+{% endif %}
 model:
-  kind: {job.spec.kind}
-  checkpoint: {checkpoint}
-  guidance_scale: {guidance_scale}  # as its pipeline's example
+  kind: {{ job.spec.kind }}
+{% if job.checkpoint != job.spec.published %}
+  checkpoint: {{ checkpoint }}
+{% endif %}
+{% if job.spec.kind == "kontext" %}
+  guidance_scale: 2.5  # as its pipeline's example
+{% endif %}
   gradient_checkpointing: auto  # off if the run fits the card without: time, not the result
-  compile: {compile}  # takes 0.7 of the time
+{# Compiled steps are sampled as they are trained, for which the smallest cards have no room. #}
+{% if memory != "lowest" %}
+  compile: blocks  # takes 0.7 of the time
+{% endif %}
 prompts:
-  train: {train!r}  # {trained} prompts
-  evaluation: {held_out!r}  # held out, with all of their text or image
+  train: {{ train }}  # {{ job.train|length }} prompts
+  evaluation: {{ held_out }}  # held out, with all of their text or image
 sampling:
-  size: {size}
-  batch: {batch}  # images a forward, at most
-  tree: {tree}  # samples of a group share their first steps
-  suffix: {suffix}  # second order after the noise: fewer forwards
+  size: {{ "[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # evaluations have 1024" }}
+  batch: {{ batch }}  # images a forward, at most
+{% if memory != "normal" %}
+  tree: {seeds: 2}  # samples of a group share their first steps
+  suffix: {solver: ab2, steps: 4}  # second order after the noise: fewer forwards
+{% endif %}
 evaluation:
-  every: {every}  # epochs, since an evaluation is a fixed cost
-judge: {judge}
-advantages: {advantages}  # one reward needs no log-taming; delete this line with a second
-rewards:  # credit and clip range follow from them{and_others}
-  - {rewards}
+  every: {{ 10 if memory == "normal" else 20 }}  # epochs, since an evaluation is a fixed cost
+{# Without it a judge's reward that is added by hand asks the default judge. #}
+{% if job.asks_judge %}
+judge: {checkpoint: '{{ judge }}'}
+{% endif %}
+{% if job.rewards|length == 1 %}
+advantages: {aggregate: weighted_sum}  # one reward needs no log-taming; delete this line with a second
+{% endif %}
+rewards:  # credit and clip range follow from them\
+{{ "" if job.asks_judge else "; the judge's are such as {name: consistency, weight: 0.2}" }}
+{% for reward in rewards %}
+  - {{ reward }}
+{% endfor %}
 """
 
 
@@ -114,6 +130,11 @@ class Job(NamedTuple):
     def is_served(self) -> bool:
         """Whether the first card serves the judge and the remaining cards train."""
         return self.asks_judge and self.cards > 1
+
+    @property
+    def trainers(self) -> int:
+        """Number of cards that train."""
+        return self.cards - self.is_served
 
 
 def write_config(
@@ -222,55 +243,38 @@ def _fitting(job: Job) -> tuple[str, Plan]:
 def _text(job: Job, memory: str) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     count = len(job.train)
-    out, train, held_out = f"runs/{job.path.stem}", f"{job.folder}/train.jsonl", f"{job.folder}/test.jsonl"
+    out, train, held_out = (
+        repr(path) for path in (f"runs/{job.path.stem}", f"{job.folder}/train.jsonl", f"{job.folder}/test.jsonl")
+    )
+    rewards = [json.dumps(reward, ensure_ascii=False) for reward in job.rewards]
     if job.checkpoint == TINY:
-        lines = [f"extends: {TINY}  # for a CPU, and this world's words alone", f"out: {out!r}"]
-        lines.append(f"prompts: {{train: {train!r}, evaluation: {held_out!r}}}")
-        lines.append(f"rewards: {json.dumps(job.rewards, ensure_ascii=False)}")
+        lines = [f"extends: {TINY}  # for a CPU, and this world's words alone", f"out: {out}"]
+        lines.append(f"prompts: {{train: {train}, evaluation: {held_out}}}")
+        lines.append(f"rewards: [{', '.join(rewards)}]")
         if not job.asks_judge:
             lines.append("judge: none")
         return "\n".join([*lines, ""])
-    trainers = job.cards - job.is_served
     most = MOST_PROMPTS
-    if trainers > 1:
+    if job.trainers > 1:
         most //= 2
-    prompts = trainers * min(most, math.ceil(count / trainers))
-    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts)))
+    prompts = job.trainers * min(most, math.ceil(count / job.trainers))
     batch, batch_of_large = (4, 1) if memory == "normal" else (8, 4)
-    settings = {
-        "processes": str(trainers) if job.cards > 1 else DEFAULT,
-        "checkpoint": repr(job.checkpoint) if job.checkpoint != job.spec.published else DEFAULT,
-        "guidance_scale": "2.5" if job.spec.kind == "kontext" else DEFAULT,
-        "advantages": "{aggregate: weighted_sum}" if len(job.rewards) == 1 else DEFAULT,
-        **(dict.fromkeys(SMALL, DEFAULT) | {"every": "10"} if memory == "normal" else SMALL),
-    }
-
-    text = TEMPLATE.format(
+    text = jinja2.Template(TEMPLATE, trim_blocks=True, keep_trailing_newline=True).render(
         job=job,
         out=out,
-        epochs=epochs,
-        seen=epochs * prompts / count,
+        epochs=min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts))),
         prompts=prompts,
-        images=GROUP * prompts,
         memory=memory,
         form=FORMS[memory],
-        and_judge=", and one more for the judge" if job.is_served else "",
-        # Compiled steps are sampled as they are trained, for which the smallest cards have no room.
-        compile=DEFAULT if memory == "lowest" else "blocks",
+        checkpoint=repr(job.checkpoint),
         train=train,
-        trained=count,
         held_out=held_out,
-        size="[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # evaluations have 1024",
         batch=batch_of_large if job.spec.parameters >= LARGE else batch,
-        # Without it a judge's reward that is added by hand asks the default judge.
-        judge=f"{{checkpoint: '{SERVED_JUDGE if job.is_served else JUDGE}'}}" if job.asks_judge else DEFAULT,
-        and_others="" if job.asks_judge else "; the judge's are such as {name: consistency, weight: 0.2}",
-        rewards="\n  - ".join(json.dumps(reward, ensure_ascii=False) for reward in job.rewards),
-        **settings,
+        judge=SERVED_JUDGE if job.is_served else JUDGE,
+        rewards=rewards,
     )
     lines = []
     for line in text.splitlines(keepends=True):
         setting, mark, why = line.partition("  # ")
-        if DEFAULT not in setting:
-            lines.append(f"{setting:<{COLUMN}} # {why}" if mark else line)
+        lines.append(f"{setting:<{COLUMN}} # {why}" if mark else line)
     return "".join(lines)
