@@ -133,7 +133,7 @@ def run_benchmark(
 
     # Measure. The import of the model libraries takes seconds.
     quiet_loading()
-    with PacoReward.from_pretrained(options.judge, **options.judge_access, variants=spec.all_spellings) as reward:
+    with PacoReward.from_pretrained(options.judge, memory=options.memory, variants=spec.all_spellings) as reward:
         benchmark = spec.build(items, options, reward, out)
         outcome = run(benchmark, out, options, batch=spec.batch, progress=progress)
     return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip())

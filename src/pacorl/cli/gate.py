@@ -294,7 +294,7 @@ def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
     if not is_address(source):
         with frozen_imports():
             from pacorl.io import processor  # noqa: F401 - the most that loading it imports
-    reward = PacoReward.from_pretrained(source, **judge.judge_access)
+    reward = PacoReward.from_pretrained(source, memory=judge.memory, calibration=judge.calibration or "")
     if isinstance(reward.judge, WaitsForOutages):
         reward.judge.wait_for_outages(SILENCE_SECONDS)
     return reward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,39 +10,32 @@ import typer
 from typer import Argument, Option
 
 from pacorl.cli.shared import echo, echo_errors, needing
-from pacorl.config.options import JUDGE_KEY, StudioModels, UsageError, option
+from pacorl.config.options import JUDGE_KEY, StudioModels, UsageError
 from pacorl.types import TINY
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """The server."""
-
-    backend: Literal["builtin", "vllm"] = option("builtin", "builtin is for small judges and tests.")
-    name: str = option("", "The name that requests ask for; by default the last part of the judge's.")
-    host: str = option("127.0.0.1", "Where to listen; other machines cannot reach the default.")
-    port: int = option(8000, "Its port.", min=0, max=65_535)
-    api_key: str | None = option(None, "Ask callers for this key.", envvar=JUDGE_KEY)
 
 
 def serve(
     context: typer.Context,
     source: str = Argument("tiny", help="A judge: a model's or LoRA's folder or hub name."),
     *,
-    options: ServeOptions,
+    backend: Literal["builtin", "vllm"] = Option("builtin", help="builtin is for small judges and tests."),
+    name: str = Option("", help="The name that requests ask for; by default the last part of the judge's."),
+    host: str = Option("127.0.0.1", help="Where to listen; other machines cannot reach the default."),
+    port: int = Option(8000, min=0, max=65_535, help="Its port."),
+    api_key: str | None = Option(None, help="Ask callers for this key.", envvar=JUDGE_KEY),
 ) -> None:
     """Serve a judge over an OpenAI-compatible API. Arguments after `--` are passed to `vllm serve`."""
     from pacorl.io.net import is_loopback
     from pacorl.serve.vllm import Served, run_vllm
 
     # An empty variable, as of a missing secret in CI, must not open the server.
-    key = os.environ.get(JUDGE_KEY) if options.api_key is None else options.api_key
+    key = os.environ.get(JUDGE_KEY) if api_key is None else api_key
     if key is not None and not key.strip():
         raise ValueError(f"the key is empty; give --api-key or {JUDGE_KEY} a value, or unset it to serve without a key")
-    if not key and not is_loopback(options.host):
+    if not key and not is_loopback(host):
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
-    served = Served(source, options.name or Path(source).name, host=options.host, port=options.port)
-    if options.backend == "vllm":
+    served = Served(source, name or Path(source).name, host=host, port=port)
+    if backend == "vllm":
         echo_errors(f"vLLM will serve {served.name} on port {served.port}")
         run_vllm(served, api_key=key or "", extra=context.args)
     if context.args:
@@ -58,7 +50,7 @@ def serve(
         from pacorl.web import listening, run
 
     # A taken port fails before libraries and weights are loaded.
-    with listening(options.host, options.port) as (listener, url):
+    with listening(host, port) as (listener, url):
         with needing("serve", what="the built-in server"):
             from pacorl.serve.server import create_app
         from pacorl.judge.local import LocalJudge, placement

@@ -81,6 +81,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
         parameters += _flags(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
+    for parameter in parameters:
+        if parameter.annotation is bool:
+            parameter.default.metavar = ""  # else typer shows a switch as one that takes a value
 
     @wraps(command)
     def run(**values: Any) -> Any:
@@ -105,12 +108,8 @@ def _flags(group: type) -> Iterator[Parameter]:
     hints = get_type_hints(group)
     for each in fields(group):
         settings = dict(each.metadata[FLAG])
-        # Only a switch with the default True needs a negative name.
-        flag = f"--{each.name.replace('_', '-')}"
-        flags = settings.pop("flags") or [f"{flag}/--no-{flag.removeprefix('--')}" if each.default is True else flag]
+        flags = settings.pop("flags") or [f"--{each.name.replace('_', '-')}"]
         default = each.default_factory() if callable(each.default_factory) else each.default
-        if isinstance(each.default, bool):
-            settings["metavar"] = ""
         info = typer.Option(default, *flags, rich_help_panel=getattr(group, "panel", None), **settings)
         yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=info, annotation=hints[each.name])
 

@@ -6,14 +6,13 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import echo, echo_json, pasteable
-from pacorl.config.options import LARGEST, UsageError, option
+from pacorl.config.options import LARGEST, UsageError
 from pacorl.runtime.stopping import EX_TEMPFAIL
 from pacorl.types import TINY
 
@@ -25,61 +24,37 @@ QUICKSTART = Path("runs/quickstart")
 OVERRIDES = Argument(None, help="Changes, as section.key=value.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Options of every training."""
-
-    resume: str = option(
-        "",
-        "auto: go on from the newest checkpoint of the run's folder, or start if there is none; or a checkpoint's "
-        "folder, of this run or another.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyRunOptions(RunOptions):
-    """Options of a policy's training."""
-
-    dry_run: bool = option(
-        False, "Check the config and print its requirements. Exit code 2: something is absent or does not fit."
-    )
-    card: int = option(
-        0, "With --dry-run: gigabytes of the card to plan for, instead of this machine's.", min=0, max=LARGEST
-    )
-    as_json: bool = option(False, "With --dry-run: print the plan as JSON.", "--json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CharacterRunOptions(RunOptions):
-    """Options of a character's training, which the studio starts."""
-
-    stop_with_stdin: bool = option(
-        False, "Stop as by SIGTERM when standard input ends, because the parent process has ended."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeRunOptions:
-    """Options of a judge's training, which has one line of checkpoints."""
-
-    resume: Literal["", "auto"] = option("", "auto: go on from the newest checkpoint of the run's folder.")
+RESUME = Option(
+    "",
+    help="auto: go on from the newest checkpoint of the run's folder, or start if there is none; or a checkpoint's "
+    "folder, of this run or another.",
+)
 
 
 def train_policy(
     config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
     overrides: list[str] = OVERRIDES,
     *,
-    options: PolicyRunOptions,
+    resume: str = RESUME,
+    dry_run: bool = Option(
+        False,
+        "--dry-run",
+        help="Check the config and print its requirements. Exit code 2: something is absent or does not fit.",
+    ),
+    card: int = Option(
+        0, min=0, max=LARGEST, help="With --dry-run: gigabytes of the card to plan for, instead of this machine's."
+    ),
+    as_json: bool = Option(False, "--json", help="With --dry-run: print the plan as JSON."),
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import load
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.imports import frozen_imports
 
-    if options.card and not options.dry_run:
+    if card and not dry_run:
         raise UsageError("--card plans for another card; add --dry-run, or leave it out to train on this one")
     run = load(PolicyConfig, config, overrides or [])
-    if options.dry_run:
+    if dry_run:
         from pacorl.core.objectives import OBJECTIVES
         from pacorl.plan.plan import plan_training
         from pacorl.testing import check_objective
@@ -90,15 +65,15 @@ def train_policy(
                 check_objective(OBJECTIVES[name], run.objective)
             except AssertionError as fault:
                 raise ValueError(f"objective {name}: {fault}") from None
-        plan = plan_training(run, card=options.card)
-        if options.as_json:
+        plan = plan_training(run, card=card)
+        if as_json:
             echo_json(plan.to_json())
         else:
             echo(plan)
         raise Exit(plan.exit_code)
     # Check the run before the imports, which take seconds.
     exit_on_sigterm()
-    check_run(run, resume=options.resume)
+    check_run(run, resume=resume)
     with frozen_imports():
         from pacorl.grpo.trainer import PolicyTrainer
         from pacorl.report.page import keep_page
@@ -115,7 +90,7 @@ def train_policy(
 
         run = decided(run)
     _echo_start(run.adapter.start)
-    trainer = PolicyTrainer(run, resume=options.resume, listeners=[keep_page])
+    trainer = PolicyTrainer(run, resume=resume, listeners=[keep_page])
     folder = trainer.train().folder
     del trainer  # its transformer holds the process group
     # Only the main process prints.
@@ -147,7 +122,7 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EX_TEMPFAIL))
 
 
-def stop_with_stdin() -> None:
+def watch_stdin() -> None:
     """Send a SIGTERM to this process when its standard input ends."""
 
     def watch() -> None:
@@ -197,7 +172,10 @@ def train_character(
     overrides: list[str] = OVERRIDES,
     *,
     config: Path = Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
-    options: CharacterRunOptions,
+    resume: str = RESUME,
+    stop_with_stdin: bool = Option(
+        False, "--stop-with-stdin", help="Stop as by SIGTERM when standard input ends, with the parent process."
+    ),
 ) -> None:
     """Train a LoRA of one character on your own images."""
     from pacorl.character_training.character_config import CharacterConfig
@@ -206,8 +184,8 @@ def train_character(
     # The config, with the character of the command line.
     run = load(CharacterConfig, config, [f"character={folder}", *(overrides or [])])
     # Before anything slow: the parent may end while this process still imports.
-    if options.stop_with_stdin:
-        stop_with_stdin()
+    if stop_with_stdin:
+        watch_stdin()
 
     # Import. The pipeline's class imports diffusers, which takes seconds.
     from pacorl.io.imports import frozen_imports
@@ -221,7 +199,7 @@ def train_character(
     use_cores()
     # Train.
     _echo_start(run.adapter.start)
-    trainer = CharacterTrainer(run, resume=options.resume)
+    trainer = CharacterTrainer(run, resume=resume)
     result = trainer.train()
 
     echo(f"done: {result.folder / 'report.html'}\nLoRA: {result.adapter}")
@@ -231,7 +209,7 @@ def train_reward(
     config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as reward/tiny."),
     overrides: list[str] = OVERRIDES,
     *,
-    options: JudgeRunOptions,
+    resume: Literal["", "auto"] = Option("", help="auto: go on from the newest checkpoint of the run's folder."),
 ) -> None:
     """Train a judge on comparisons; `pacorl dataset export --rankings` converts your own rankings."""
     from pacorl.config.base import load
@@ -244,7 +222,7 @@ def train_reward(
 
     # Check the run before the imports, which take seconds.
     check_writable(run.out, folder=True)
-    if not options.resume:
+    if not resume:
         check_no_run(run.out)
     check_judge(run.model.checkpoint, adapter=run.tuning.start)
     for source in (*run.data.train, *run.data.evaluation):
@@ -262,7 +240,7 @@ def train_reward(
     from pacorl.judge_training.judge_trainer import JudgeTrainer
     from pacorl.runtime.processes import destroy_process_group
 
-    folder = JudgeTrainer(run, resume=bool(options.resume)).train()
+    folder = JudgeTrainer(run, resume=bool(resume)).train()
     # Of several processes the main one has written the summary.
     if destroy_process_group():
         echo("\n".join(judge_lines(folder)))

@@ -90,21 +90,12 @@ class JudgeOptions:
         "lowest: these weights also stay in main memory, and are sent layer by layer.",
     )
 
-    @property
-    def judge_access(self) -> dict[str, Any]:
-        """Arguments of `PacoReward.from_pretrained` other than the judge's name."""
-        return {"memory": self.memory}
-
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedJudge(JudgeOptions):
     """A judge with its calibration."""
 
     calibration: Path | None = option(None, "A file of `pacorl calibrate`: a curve, and thresholds by panels.")
-
-    @property
-    def judge_access(self) -> dict[str, Any]:
-        return super().judge_access | {"calibration": self.calibration or ""}
 
 
 @dataclass(frozen=True, kw_only=True)
