@@ -25,7 +25,6 @@ class SortOptions(JudgeOptions):
     title: str = option("things", "Its title.")
     tags: list[str] = option([], "May be repeated.")
     count: int = option(1, "How many.", min=1, max=9)
-    check: bool = option(True, "Check first.")
     fast: bool = option(False, "Do not look twice.")
 
 
@@ -49,7 +48,7 @@ def test_flags_fill_the_fields() -> None:
     options = given("--judge", "j", "--order", "down", "--shape", "4x6", "--tags", "a", "--tags", "b", "--fast")
     assert options == SortOptions(judge="j", order="down", size=Size(4, 6), tags=["a", "b"], fast=True)
     assert given() == SortOptions()
-    assert given("--shape", "2x3", "--no-check") == SortOptions(size=Size(2, 3), check=False)
+    assert given("--shape", "2x3") == SortOptions(size=Size(2, 3))
 
 
 @pytest.mark.parametrize(

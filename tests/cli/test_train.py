@@ -34,9 +34,9 @@ def test_auto_checkpoints_activations_if_the_plan_does_not_fit_the_card(
 
 
 def test_the_end_of_standard_input_is_a_signal_to_stop() -> None:
-    code = "import signal, sys, time; from pacorl.cli.train import stop_with_stdin; "
+    code = "import signal, sys, time; from pacorl.cli.train import watch_stdin; "
     code += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); "
-    code += "stop_with_stdin(); print('ready', flush=True); time.sleep(60)"
+    code += "watch_stdin(); print('ready', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout

@@ -205,10 +205,12 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:
     """State why two runs cannot be compared: settings, prompts or epochs of evaluations, or held-out pairs differ."""
-    lines = []
-    # The sides of a size are two keys, often of one value.
-    settings = {re.sub(r"\.\d$", "", key): values for key, *values in reversed(differing_keys(first, second))}
-    differing = {key: values for key, values in reversed(settings.items()) if MEASURES.match(key)}
+    settings = {key: values for key, *values in differing_keys(first, second)}
+    differing: dict[str, list[str]] = {}
+    for key, values in settings.items():
+        if MEASURES.match(key):
+            # The sides of a size are two keys, often of one value.
+            differing.setdefault(re.sub(r"\.\d$", "", key), values)
     if first.settings.get("evaluation.judge") and "evaluation.judge" not in differing:
         differing = {key: values for key, values in differing.items() if not key.startswith("judge.")}
     seeds = [run.settings.get("seed", "") for run in (first, second)]
@@ -216,6 +218,8 @@ def unequal(first: RunFolder, second: RunFolder) -> list[str]:
         differing["seed"] = seeds
     if first.samples and second.samples and not pair_up(newest(first), newest(second)):
         differing["prompts.evaluation"] = settings.get("prompts.evaluation", ["other texts", "other texts"])
+
+    lines = []
     if differing:
         listed = ", ".join(f"{key} {' / '.join(values)}" for key, values in differing.items())
         lines.append(f"The runs were evaluated differently: {listed}.")
