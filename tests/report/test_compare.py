@@ -62,6 +62,7 @@ def test_the_page_has_both_sides_of_everything_and_lies_beside_the_runs(runs: tu
     texts = [" ".join(text.split()) for text in re.findall(r">([^<>]+)<", page)]
     assert {"one and two", "Median change", "+0.250", "−0.500", "0.002", "adapter.rank", "Next"} <= set(texts)
     assert "2 images of one run alone are left out." in text_of(path)
+    assert "<small>0.375 before training</small>" in page, "the mean of 0.25 and 0.5 of the shared prompts"
     assert not re.search(r"https?://|@import|url\(", page)
     assert write_comparison(runs)[0].read_text("utf-8") == page
 
@@ -161,6 +162,7 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
     text = text_of(page)
     assert lines[0] in text
     assert text.count('class="sure"') == 1
+    assert text.count("<small>0.250 before training</small>") == 2
     assert re.findall(r'<td data-label="Seed \d">([^<]*)<', text)[:3] == ["+0.125", "+0.188", "+0.250"]
     assert '<th scope="row">lr</th>' in text
     assert '<th scope="row">seed</th>' not in text

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pacorl.core.ranking import Interval
@@ -174,12 +176,14 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
 
     rows = []
     for name, of_seeds in by_name.items():
+        starts = [_mean([one.starts[side] for one in of_seeds.values()]) for side in (0, 1)]
         sides = [[side.mean for side in (one.before, one.after) if side] for one in of_seeds.values()]
         firsts, lasts = zip(*sides, strict=True)
         # Rounded as they are shown: a smaller difference is a tie.
         differences = [round(last - first, PLACES) for first, last in sides]
         by_seed = dict(zip(of_seeds, differences, strict=True))
-        rows.append(Result(name, *paired(list(of_seeds), firsts, lasts), by_seed=by_seed))
+        change_of = paired(list(of_seeds), firsts, lasts)
+        rows.append(Result(name, *change_of, starts=(starts[0], starts[1]), by_seed=by_seed))
     return rows
 
 
@@ -192,7 +196,8 @@ def newest(run: RunFolder) -> list[Sample]:
 
 def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
     """Compare the measures of images in both runs, then the measures that only the summaries have."""
-    rows = compared(pair_up(newest(first), newest(second)))
+    pairs = pair_up(newest(first), newest(second))
+    rows = compared(pairs)
     measured = {row.name for row in rows}
     # Measures of the summaries alone have no images to pair, and so no interval.
     sides = [{row.name: row.after for row in summarised(run.summary)} for run in (first, second)]
@@ -200,7 +205,24 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
         after = sides[1].get(name)
         if before and after and name not in measured:
             rows.append(Result(name, before, after, Interval(after.mean - before.mean)))
-    return rows
+
+    starts = [_means_before(run, [pair[side] for pair in pairs]) for side, run in enumerate((first, second))]
+    return [replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))) for row in rows]
+
+
+def _means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]:
+    """Average every measure before training: the summary's, or over the images that recur in `samples`."""
+    rows = summarised(run.summary)
+    if len(run.samples) > 1:
+        rows += compared(pair_up(run.samples[min(run.samples)], samples))
+    return {row.name: row.before.mean for row in rows if row.before}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [value for value in values if value is not None]
+    if not finite:
+        return None
+    return fmean(finite)
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:
