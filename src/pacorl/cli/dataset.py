@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Option
 
 from pacorl.cli.shared import Commands, echo, echo_errors, needing, pasteable, progress
-from pacorl.config.options import LARGEST, SEEDS, WORKERS, GeneratorOptions, JudgeOptions, inherited, option
+from pacorl.config.options import LARGEST, SEEDS, GeneratorOptions, JudgeOptions, inherited, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -26,6 +26,13 @@ app = Commands(name="dataset", help="Make a dataset of consistency judgements.",
 
 FOLDER = Argument(help="The dataset's folder.")
 SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
+MODEL = Option(
+    "",
+    help="URL#MODEL of an OpenAI-compatible API, or a model's name at OPENAI_BASE_URL or OpenAI (key: OPENAI_API_KEY); "
+    "tiny writes prompts of the tiny world.",
+)
+REQUESTS = 8
+"""Requests to a language model at a time."""
 
 
 def following(step: str, folder: Path) -> str:
@@ -52,26 +59,14 @@ def show(counts: JsonObject, following: str) -> None:
     echo(pasteable(f"next: pacorl {following}"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatOptions:
-    """A language model behind an OpenAI-compatible API."""
+def chat_model(source: str) -> ChatModel:
+    """Connect to the language model of `--model`. Raises ValueError if none is named."""
+    from pacorl.judge.chat import ChatModel
 
-    panel: ClassVar[str] = "Language model"
-
-    model: str = option(
-        "",
-        "URL#MODEL of an OpenAI-compatible API, or a model's name at OPENAI_BASE_URL or OpenAI (key: OPENAI_API_KEY); "
-        "tiny writes prompts of the tiny world.",
-    )
-    workers: int = option(8, "Requests at a time.", min=1, max=WORKERS)
-
-    def connect(self) -> ChatModel:
-        from pacorl.judge.chat import ChatModel
-
-        url, _, name = self.model.rpartition("#")
-        if not name:
-            raise ValueError("no language model is named; give --model, such as http://127.0.0.1:8000/v1#MODEL")
-        return ChatModel(name, base_url=url)
+    url, _, name = source.rpartition("#")
+    if not name:
+        raise ValueError("no language model is named; give --model, such as http://127.0.0.1:8000/v1#MODEL")
+    return ChatModel(name, base_url=url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +92,16 @@ def prompts(
     taxonomy: Path | None = Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
     layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
-    chat: ChatOptions,
+    model: str = MODEL,
 ) -> None:
     """Write prompts, balanced over a taxonomy."""
     from pacorl.core.grid import parse_layout
     from pacorl.dataset import prompts as written
     from pacorl.io.documents import read_text
 
-    writer = "tiny" if chat.model == TINY else "llm"
-    model = chat.connect() if writer == "llm" else None
-    options: JsonObject = {"writer": writer, "model": model.model if model else ""}
+    writer = "tiny" if model == TINY else "llm"
+    chat = chat_model(model) if writer == "llm" else None
+    options: JsonObject = {"writer": writer, "model": chat.model if chat else ""}
     # The tiny world has a vocabulary of its own, and thus a taxonomy.
     path = taxonomy or (written.TINY if writer == "tiny" else written.PAPER)
     options["taxonomy"] = read_text(path)
@@ -114,11 +109,11 @@ def prompts(
     with progress("writing") as advance:
         counts = written.write_all(
             folder,
-            written.llm_writer(model) if model else written.tiny_writer(count=count, seed=seed),
+            written.llm_writer(chat) if chat else written.tiny_writer(count=count, seed=seed),
             written.orders(written.read_taxonomy(path), count=count, grids=grids),
             options=options,
             seed=seed,
-            workers=chat.workers if writer == "llm" else 1,
+            workers=REQUESTS if chat else 1,
             progress=advance,
         )
     show(counts, following("diversify", folder))
@@ -213,13 +208,13 @@ def explain(
     folder: Path = FOLDER,
     *,
     limit: int | None = Option(None, min=1, max=LARGEST, help="At most so many pairs."),
-    chat: ChatOptions,
+    model: str = MODEL,
 ) -> None:
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
     then = following("export", folder)
-    run("explaining", write, folder, chat.connect(), limit=limit, workers=chat.workers, then=then)
+    run("explaining", write, folder, chat_model(model), limit=limit, workers=REQUESTS, then=then)
 
 
 @app.command()
