@@ -118,7 +118,8 @@ def test_more_seeds_of_a_prompt_do_not_narrow_an_interval() -> None:
     def difference(seeds: int) -> Interval:
         pairs = []
         for (prompt, gain), seed in product(enumerate(gains), range(seeds)):
-            pairs.append(tuple(Sample(prompt, seed, Path(), {"fit": score}) for score in (0.5, 0.5 + gain)))
+            sides = ({"prompt_id": prompt, "seed": seed, "image": "", "scores": {"fit": 0.5 + g}} for g in (0, gain))
+            pairs.append(tuple(map(Sample.model_validate, sides)))
         return compared(pairs)[0].difference
 
     one, many = difference(1), difference(8)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
@@ -29,22 +31,33 @@ Record = dict[str, Any]
 SINGLE = Grid(1, 1)  # for edits, and for samples whose log names no grid
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One image that an evaluation made: a grid image, or an edit."""
+class Sample(BaseModel):
+    """One image that an evaluation made, a grid image or an edit: a line of samples/evaluation-*.jsonl."""
+
+    model_config = ConfigDict(frozen=True)
 
     prompt_id: int
     seed: int
     image: Path
     """Absolute; inside the run's samples folder."""
-    measures: Mapping[str, float]
-    """Scores under the page's names, the judge's P(Yes) first; names of unrewarded scores begin with `held_out/`."""
     text: str = ""
     theme: str = ""
-    grid: Grid = SINGLE
-    p_yes: Matrix = ()
+    grid: Annotated[Grid, BeforeValidator(lambda layout: parse_layout(str(layout)) if layout else SINGLE)] = SINGLE
+    p_yes: Matrix | None = None
+    scores: Mapping[str, float | None] | None = None
+    held_out: Mapping[str, float | None] | None = None
+    """Scores that no reward has."""
     reward: float | None = None
     """The weighted sum of the rewards; None if one is missing, or if the run did not write it."""
+
+    @cached_property
+    def measures(self) -> dict[str, float]:
+        """Scores under the page's names, the judge's P(Yes) first; unrewarded ones begin with `held_out/`."""
+        measures = numbers(self.scores or {})
+        judged = [value for value in chain(*(self.p_yes or ())) if value is not None]
+        if judged:
+            measures = shown_names({"p_yes": fmean(judged)} | measures)
+        return measures | {f"{HELD_OUT}{name}": value for name, value in numbers(self.held_out or {}).items()}
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -137,41 +150,11 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in finite.items() if value is not None}
 
 
-class SampleRecord(BaseModel):
-    """A line of samples/evaluation-*.jsonl. Keys that not all runs write have defaults."""
-
-    prompt_id: int
-    seed: int
-    image: str
-    text: str = ""
-    theme: str = ""
-    grid: str | None = None
-    p_yes: tuple[tuple[float | None, ...], ...] | None = None
-    scores: dict[str, float | None] | None = None
-    reward: float | None = None
-    held_out: dict[str, float | None] | None = None
-
-
 def _sample(document: Record, folder: Path, location: str) -> Sample:
     with blamed_on(location):
-        record = typed(document, SampleRecord)
-        measures = numbers(record.scores or {})
-        judged = [value for value in chain(*(record.p_yes or ())) if value is not None]
-        if judged:
-            measures = shown_names({"p_yes": sum(judged) / len(judged)} | measures)
-        held_out = {f"{HELD_OUT}{name}": value for name, value in numbers(record.held_out or {}).items()}
-        return Sample(
-            prompt_id=record.prompt_id,
-            seed=record.seed,
-            # A page embeds its images, so a record must not name other files of the machine.
-            image=inside(folder, record.image),
-            measures=measures | held_out,
-            text=record.text,
-            theme=record.theme,
-            grid=parse_layout(record.grid) if record.grid else SINGLE,
-            p_yes=record.p_yes or (),
-            reward=record.reward,
-        )
+        sample = typed(document, Sample)
+        # A page embeds its images, so a record must not name other files of the machine.
+        return sample.model_copy(update={"image": inside(folder, str(sample.image))})
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
