@@ -140,10 +140,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     phases = ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in plan.memory.phases.items())
     yield f"card: {size_text(plan.peak_bytes, plan.device_bytes)}, and about 1 GiB for CUDA\n  {phases}"
     for name, fact in plan.facts.items():
-        text = fact
-        if isinstance(fact, Mapping):
-            text = ", ".join(f"{key.replace('_', ' ')} {round(value, 3)}" for key, value in fact.items())
-        yield f"{name.replace('_', ' ')}: {text}"
+        yield f"{name.replace('_', ' ')}: {fact}"
 
     if not plan.hours:
         return
@@ -317,8 +314,8 @@ def _facts(config: PolicyConfig, forwards: Forwards, data: Data) -> dict[str, An
     facts: dict[str, Any] = {
         "gradient_checkpointing": "on" if config.model.gradient_checkpointing else "off",
         "images_per_epoch": forwards.samples,
-        "forwards_per_image": forwards.per_image,
-        "prompts": {"training": len(data.train), "evaluation": len(data.shown)},
+        "training_prompts": len(data.train),
+        "evaluation_prompts": len(data.shown),
     }
     facts[SMALLER] = ", ".join([way for way, helps in ways.items() if helps]) or "smaller sizes, or a smaller model"
     if data.train:

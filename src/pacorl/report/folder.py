@@ -28,6 +28,8 @@ from pacorl.types import Grid
 
 Record = dict[str, Any]
 
+CONSISTENCY = "consistency"
+REWARD = "reward"
 SINGLE = Grid(1, 1)  # for edits, and for samples whose log names no grid
 
 
@@ -58,6 +60,10 @@ class Sample(BaseModel):
         if judged:
             measures = shown_names({"p_yes": fmean(judged)} | measures)
         return measures | {f"{HELD_OUT}{name}": value for name, value in numbers(self.held_out or {}).items()}
+
+    def value(self, measure: str) -> float | None:
+        """Value of a measure, or of the reward; None without one."""
+        return self.reward if measure == REWARD else self.measures.get(measure)
 
     @property
     def key(self) -> tuple[int, int, str]:

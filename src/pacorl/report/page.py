@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -24,14 +24,12 @@ from pacorl.io.images import open_image
 from pacorl.models.policies import POLICIES
 from pacorl.report.curves import charts
 from pacorl.report.figures import ShownImage, show
-from pacorl.report.folder import RunFolder, Sample, read_run
+from pacorl.report.folder import CONSISTENCY, REWARD, RunFolder, Sample, read_run
 from pacorl.report.html import render
 from pacorl.report.results import JUDGE_NOTE, alarms, interval_note, is_monitored, pair_up, provenance, rows_of
 
 logger = logging.getLogger(__name__)
 
-CONSISTENCY = "consistency"
-REWARD = "reward"
 MEASURES = {CONSISTENCY: "the judge’s consistency", REWARD: "the reward"}
 """Measure that orders the gallery → its words on the page."""
 
@@ -49,7 +47,7 @@ def write_report(run: Path) -> Path:
     read = read_run(run)
     # A run stopped before its first evaluation has a page without images.
     evaluations = list(read.samples.values()) or [[]]
-    pairs, unmatched = match(evaluations[0], evaluations[-1] if len(evaluations) > 1 else None)
+    sets, unmatched = match(evaluations[0], evaluations[-1] if len(evaluations) > 1 else None)
     contents: dict[str, Any] = {
         "name": run.resolve().name,
         "title": str(read.summary.get("title") or run.resolve().name),
@@ -67,7 +65,7 @@ def write_report(run: Path) -> Path:
         "unmatched": unmatched,
         "next": next_command(read),
     }
-    write_atomic(path, render("run.html", **contents, **gallery(pairs)))
+    write_atomic(path, render("run.html", **contents, **gallery(sets)))
     return path
 
 
@@ -138,27 +136,8 @@ def next_command(run: RunFolder) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """One prompt and seed at the first and at the last evaluation."""
-
-    before: Sample
-    after: Sample | None
-    """None while there has been one evaluation only."""
-    measure: str = CONSISTENCY
-
-    @property
-    def change(self) -> float | None:
-        """By how much the measure rose; None if either side lacks it."""
-        before = value_of(self.before, self.measure)
-        after = value_of(self.after, self.measure) if self.after else None
-        if before is None or after is None:
-            return None
-        return after - before
-
-
-@dataclass(frozen=True, slots=True)
 class Side:
-    """One image, and its value of the measure that orders the gallery."""
+    """One image of a set, and its value of the measure that orders the gallery."""
 
     name: str
     sample: Sample
@@ -168,23 +147,36 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """One row of the gallery."""
+    """One prompt and seed at the first and at the last evaluation, or in two runs."""
 
-    pair: Pair
-    rank: str
-    """Words for its rank among all pairs."""
-    sides: list[Side]
+    before: Sample
+    after: Sample | None
+    """None while there has been one evaluation only."""
+    measure: str = CONSISTENCY
+    rank: str = ""
+    """Words for its rank among all sets, if the page shows it."""
+    sides: tuple[Side, ...] = ()
+    """Its images, if the page shows them."""
+
+    @property
+    def change(self) -> float | None:
+        """By how much the measure rose; None if either side lacks it."""
+        before = self.before.value(self.measure)
+        after = self.after.value(self.measure) if self.after else None
+        if before is None or after is None:
+            return None
+        return after - before
 
     @property
     def id(self) -> str:
         """Id of its element on the page."""
-        return f"set-{self.pair.before.prompt_id}-{self.pair.before.seed}"
+        return f"set-{self.before.prompt_id}-{self.before.seed}"
 
     @property
     def panels(self) -> tuple[str, ...]:
         """One text per panel; empty if the prompt has none that fit its grid."""
-        texts = panel_texts(self.pair.before.text)
-        if len(texts) != self.pair.before.grid.count:
+        texts = panel_texts(self.before.text)
+        if len(texts) != self.before.grid.count:
             return ()
         return texts
 
@@ -192,34 +184,17 @@ class Set:
     def scores(self) -> list[tuple[str, list[float | None]]]:
         """(name, value of each side) of every score that an image has."""
         measures = [side.sample.measures for side in self.sides]
-        names = dict.fromkeys(chain(*measures))
-        return [(name, [side.get(name) for side in measures]) for name in names]
+        return [(name, [side.get(name) for side in measures]) for name in dict.fromkeys(chain(*measures))]
 
     @property
     def wide(self) -> bool:
         return any(side.image.wide for side in self.sides)
 
 
-def value_of(sample: Sample, measure: str) -> float | None:
-    return sample.reward if measure == REWARD else sample.measures.get(measure)
-
-
-def gallery(pairs: Sequence[Pair], *, names: Sequence[str] = ("Before", "After")) -> dict[str, Any]:
-    """Choose the sets of a page and encode their images; `lead` is the one of the median change."""
-    sets = choose(pairs, names=names)
-    leads = [row for row in sets if row.pair is pairs[middle(pairs)]]  # a page is not to open on its best
-    return {
-        "measure": MEASURES[pairs[0].measure if pairs else CONSISTENCY],
-        "lead": leads[0] if leads else None,
-        "sets": sets,
-        "is_ordered": any(pair.change is not None for pair in pairs),
-    }
-
-
-def match(first: Sequence[Sample], last: Sequence[Sample] | None) -> tuple[list[Pair], int]:
+def match(first: Sequence[Sample], last: Sequence[Sample] | None) -> tuple[list[Set], int]:
     """Pair the images of two evaluations, largest change first, and count the unpaired images.
 
-    The change is the judge's consistency's, or the reward's in a run without a judge. Pairs that were not judged come
+    The change is the judge's consistency's, or the reward's in a run without a judge. Sets that were not judged come
     last, in the order of their prompts. Missing image files do not count.
 
     Args:
@@ -228,47 +203,51 @@ def match(first: Sequence[Sample], last: Sequence[Sample] | None) -> tuple[list[
     first = [sample for sample in first if sample.image.is_file()]
     measure = CONSISTENCY if any(CONSISTENCY in sample.measures for sample in first) else REWARD
     if last is None:
-        return [Pair(sample, None, measure) for sample in sorted(first, key=attrgetter("key"))], 0
+        return [Set(sample, None, measure) for sample in sorted(first, key=attrgetter("key"))], 0
 
     last = [sample for sample in last if sample.image.is_file()]
-    pairs = [Pair(before, after, measure) for before, after in pair_up(first, last)]
-    pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)  # stable: then by prompt
-    return pairs, len(first) + len(last) - 2 * len(pairs)
+    sets = [Set(before, after, measure) for before, after in pair_up(first, last)]
+    sets.sort(key=lambda row: float("inf") if row.change is None else -row.change)  # stable: then by prompt
+    return sets, len(first) + len(last) - 2 * len(sets)
 
 
-def middle(pairs: Sequence[Pair]) -> int:
+def gallery(sets: Sequence[Set], *, names: Sequence[str] = ("Before", "After")) -> dict[str, Any]:
+    """Choose at most SHOWN of the sorted sets at evenly spread ranks, and encode their images.
+
+    `lead` is the set of the median change: a page is not to open on its best.
+
+    Args:
+        names: of the sides on the page.
+    """
+    changes = [row.change for row in sets if row.change is not None]
+    median = middle(changes) if changes else len(sets) // 2
+    # Evenly over the ranks, so that no eye chooses the images.
+    places = np.linspace(0, len(sets) - 1, min(len(sets), SHOWN))
+    if sets:
+        places[np.abs(places - median).argmin()] = median
+    shown: dict[int, Set] = {}
+    for index in map(int, places + 0.5):
+        row = sets[index]
+        sides = []
+        for name, sample in zip(names, (row.before, row.after), strict=True):
+            if sample:
+                sides.append(Side(name, sample, show(open_image(sample.image)), sample.value(row.measure)))
+        rank = f"Image {index + 1} of {len(sets)}"
+        if index < len(changes):
+            rank = "Median change" if index == median else f"Rank {index + 1} of {len(changes)}"
+        shown[index] = replace(row, rank=rank, sides=tuple(sides))
+    return {
+        "measure": MEASURES[sets[0].measure if sets else CONSISTENCY],
+        "lead": shown.get(median),
+        "sets": list(shown.values()),
+        "is_ordered": bool(changes),
+    }
+
+
+def middle(changes: Sequence[float]) -> int:
     """Find the rank of the median change; of two middle ones that of the mean's sign, and nearer to it."""
-    changes = [pair.change for pair in pairs if pair.change is not None]
-    last = len(changes or pairs) // 2
-    if not changes or len(changes) % 2:
+    last = len(changes) // 2
+    if len(changes) % 2:
         return last
     mean = fmean(changes)
     return min((last - 1, last), key=lambda rank: (changes[rank] * mean <= 0, abs(changes[rank] - mean)))
-
-
-def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = ("Before", "After")) -> list[Set]:
-    """Choose at most `count` of the sorted pairs at evenly spread ranks, from the largest change to the smallest.
-
-    names: of the sides on the page.
-    """
-    # Evenly over the ranks, so that no eye chooses the images.
-    sets = []
-    places = np.linspace(0, len(pairs) - 1, min(len(pairs), count))
-    if pairs:
-        places[np.abs(places - middle(pairs)).argmin()] = middle(pairs)
-    for index in map(int, places + 0.5):
-        pair = pairs[index]
-        sides = []
-        for name, sample in zip(names, (pair.before, pair.after), strict=True):
-            if sample:
-                image = show(open_image(sample.image))
-                sides.append(Side(name, sample, image, value_of(sample, pair.measure)))
-        sets.append(Set(pair, _rank_name(pairs, index), sides))
-    return sets
-
-
-def _rank_name(pairs: Sequence[Pair], index: int) -> str:
-    judged = sum(pair.change is not None for pair in pairs)
-    if judged and index == middle(pairs):
-        return "Median change"
-    return f"Rank {index + 1} of {judged}" if index < judged else f"Image {index + 1} of {len(pairs)}"
