@@ -80,13 +80,14 @@ def test_what_is_written_holds_together(job: str, kind: str, card: str) -> None:
     done = start(job, kind, card)
     assert done.exit_code == 0, done.output
     text = Path("my.yaml").read_text()
-    assert len(text.splitlines()) <= 25
+    assert len(text.splitlines()) <= 26
     assert max(map(len, text.splitlines())) <= 150
 
     # A run of it would start: its prompts are read, its rewards suit them, and its samples divide.
     config = load(PolicyConfig, Path("my.yaml"))
     train, held_out, leaks = read_prompts(config)
     assert (bool(train), bool(held_out), leaks) == (True, True, "")
+    assert len(held_out) * config.evaluation.samples_per_prompt >= 16
     assert divide(config, world=config.processes).differences(config) == ""
     check_rewards(config.rewards)
     judge = without_idle_judges(config).judge
@@ -131,6 +132,7 @@ def test_the_tiny_world_s_words_train_by_its_recipe_or_the_reward_that_is_named(
     assert "torchrun" not in shown  # it is for a CPU
     config = without_idle_judges(load(PolicyConfig, Path("it's/my.yaml")))
     assert [len(prompts) for prompts in read_prompts(config)[:2]] == [1, 1]
+    assert config.evaluation.samples_per_prompt == 16
     assert [each.name for each in config.rewards] == ([reward] if reward else ["consistency", "panel_match"])
     assert (config.judge is None) == (reward == JPEG_SIZE)
 

@@ -39,6 +39,10 @@ MOST_PROMPTS = 12
 batches."""
 MOST_HELD_OUT = 16
 """Prompts of an evaluation at most: it is a fixed cost."""
+FEW_HELD_OUT = 6
+"""Prompts of an evaluation for which up to a quarter of a small file is held out; of a large one it is an eighth."""
+EVALUATION_IMAGES = 16
+"""Images of an evaluation at least: of few prompts each is generated from several noises."""
 SEEN = 20
 """Times that each prompt is seen, if that takes this many epochs."""
 LEAST_EPOCHS = 30
@@ -90,6 +94,8 @@ sampling:
 {% endif %}
 evaluation:
   every: {{ 10 if memory == "normal" else 20 }}  # epochs, since an evaluation is a fixed cost
+  samples_per_prompt: {{ job.samples_per_prompt }}  # images of each held-out prompt, \
+{{ job.samples_per_prompt * job.held_out|length }} in all
 {# Without it a judge's reward that is added by hand asks the default judge. #}
 {% if job.asks_judge %}
 judge: {checkpoint: '{{ judge }}'}
@@ -125,6 +131,11 @@ class Job(NamedTuple):
     def folder(self) -> Path:
         """Folder of the prompts, next to the config."""
         return self.path.with_name(f"{self.path.stem}-prompts")
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """Number of images per held-out prompt."""
+        return math.ceil(EVALUATION_IMAGES / len(self.held_out))
 
     @property
     def is_served(self) -> bool:
@@ -205,7 +216,8 @@ def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, r
         check_images(spec.policy, prompt, f"model.kind {spec.kind}")
     for function in rewards_of(configs).values():
         function.check(records)
-    train, held_out, _ = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 8)))
+    few = min(FEW_HELD_OUT, math.ceil(len(records) / 4))
+    train, held_out, _ = split_prompts(records, test=min(MOST_HELD_OUT, max(few, math.ceil(len(records) / 8))))
     asking = any(map(asks_judge, configs))
     cards = 1 if model == TINY else int(size[1] or 1)
     return Job(path, spec, checkpoint, train, held_out, rewards, asking, cards, int(size[2]))
@@ -250,6 +262,7 @@ def _text(job: Job, memory: str) -> str:
     if job.checkpoint == TINY:
         lines = [f"extends: {TINY}  # for a CPU, and this world's words alone", f"out: {out}"]
         lines.append(f"prompts: {{train: {train}, evaluation: {held_out}}}")
+        lines.append(f"evaluation: {{samples_per_prompt: {job.samples_per_prompt}}}")
         lines.append(f"rewards: [{', '.join(rewards)}]")
         if not job.asks_judge:
             lines.append("judge: none")

@@ -47,6 +47,8 @@ SMALLER = "for_less_memory"
 """Fact: settings that lower a run's peak, without those that it has."""
 LEAKS = "leaks"
 """Fact: training prompts that are also evaluated."""
+FEW_IMAGES = 8
+"""Images of an evaluation below which it shows hardly any change."""
 CPU_HOURS = 24
 """A run of more hours on a CPU is meant for a card."""
 
@@ -327,6 +329,12 @@ def _facts(config: PolicyConfig, forwards: Forwards, data: Data) -> dict[str, An
         facts["warning"] = (
             f"{', '.join(data.alike)}: one score for two different images of noise; a reward that scores all images "
             "of a prompt alike teaches nothing"
+        )
+    images = config.evaluation.samples_per_prompt * len(data.shown)
+    if 0 < images < FEW_IMAGES:
+        facts["few_images"] = (
+            f"an evaluation has {images}, of {len(data.shown)} prompts, which shows large changes alone; hold out more "
+            "prompts, or raise evaluation.samples_per_prompt"
         )
     if data.leaks:
         facts[LEAKS] = data.leaks
