@@ -48,6 +48,10 @@ def test_every_example_becomes_a_set_of_its_number(kind):
         ("Three images of a fox at the beach, at home and in bed", ["at the beach", "at home", "in bed"]),
         ("Two pictures of an owl - reading, flying", ["reading", "flying"]),
         ("A comic strip with two panels of one fox: it runs, it sleeps", ["it runs", "it sleeps"]),
+        ("A 1x2 grid of images of one fox: it runs, it sleeps", ["it runs", "it sleeps"]),
+        ("Two images of a street: before and after the flood", ["before the flood", "after the flood"]),
+        ("Two logos for 'Crumb' on a sign, and a cup", ["on a sign", "on a cup"]),
+        ("Two images of a knight's training as a page, a lord", ["as a page", "as a lord"]),
     ],
 )  # fmt: skip
 def test_lists_are_read(text, panels):
@@ -74,6 +78,10 @@ def test_a_stage_to_stand_on_is_no_progress():
         ("Two images with one fox mascot: a mug, a bag", "image with one fox mascot", True),
         ("Two stills from a film about a robot: it wakes, it walks", "still from a film about a robot", True),
         ("Step by step, in two images, how ice melts", "how ice melts", True),
+        ("Two keyframes of a rose: bud, bloom", "keyframe of a rose", True),
+        ("Two close-ups of a watch: dial, crown", "close-up of a watch", True),
+        ("A two-panel comic about a fox: asleep, awake", "comic about a fox", True),
+        ("Two photos of a fox, and a bear", "photo", False),
     ],
 )  # fmt: skip
 def test_a_theme_is_a_phrase_and_has_an_identity_if_it_names_a_subject(text, theme, is_one):

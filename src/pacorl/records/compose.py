@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isqrt
 
-from pacorl.core.grid import panel_tags, panel_texts, parse_layout
+from pacorl.core.grid import LAYOUT, panel_tags, panel_texts, parse_layout
 from pacorl.records.panels import NUMBERS, read_request, write_panels
 from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_edit, tiny_prompt
 from pacorl.types import TINY, Grid, Prompt, SetCriteria
@@ -43,6 +43,10 @@ def prompt_from(
         draft = write_panels(theme, count=grid.count if grid else None)
         if draft.note:
             logger.warning("%s: %s", origin or theme[:60], draft.note)
+        # "a 3x2 grid of …" states its layout; other numbers around a cross are the content's.
+        if grid is None and (stated := LAYOUT.search(theme)):
+            grid = parse_layout(stated[0])
+            grid = grid if grid.count == len(draft.panels) else None
         theme = draft.theme
         panels = draft.panels
         criteria = criteria or draft.criteria

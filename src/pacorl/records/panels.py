@@ -8,6 +8,7 @@ It reads counts, lists and quotations from the sentence. `generate.language_writ
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -86,19 +87,31 @@ OPENING = rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?:the\s+)?"
 SUBJECT = r"(?-i:[a-z]+[^\Wsu]s)\s+\w+ing\b"
 """Plural noun and participle: `three friends taking photos` is one image."""
 GAP = rf"(?P<adjectives>(?:(?!(?:of|in|on|at|with|for|and|the|an?)\b|{SUBJECT})[\w'’-]+\s+){{0,4}}?)"
-VIEW = "image|picture|pic|panel|photo|photograph|shot|scene|frame|still|view|variation|version|stage|step|phase|part"
+PLURAL = r"(?:(?<=ss|.x|ch|sh|[^h]o)es|s)\b"
+"""`sketches`, `heroes`, and `keyframes`, whose e is its own."""
+VIEW = "image|picture|pic|panel|shot|scene|frame|still|view|variation|version|stage|step|phase|part"
 """Nouns that do not describe a panel: "four images of a fox" shows foxes, "four posters of a fox" shows posters."""
-PICTURE = rf"{VIEW}|drawing|illustration|painting|sketch|portrait|poster|mockup|logo|icon|sticker|render|banner"
+PICTURE = (
+    rf"{VIEW}|photo|photograph|comic|drawing|illustration|painting|sketch|portrait|poster|mockup|logo|icon|sticker|"
+    "render|banner"
+)
 REQUESTS = (
     # `Generate four drawings …`, `a series of 3 photos …`, `several images …`
-    re.compile(rf"{OPENING}(?:{COUNT}|{SEVERAL})\s+{GAP}(?P<unit>{PICTURE})(?:e?s)\b", re.I),
+    re.compile(rf"{OPENING}(?:{COUNT}|{SEVERAL})\s+{GAP}(?P<unit>{PICTURE}){PLURAL}", re.I),
     # `Images of …`
     re.compile(rf"{OPENING}(?P<unit>image|picture|panel|photo)s\b", re.I),
+    # `A 2x2 grid of …`, `a 2x2 grid of images of …`
+    re.compile(
+        rf"{OPENING}(?:an?\s+)?(?P<count>\d{{1,2}}\s?[x×]\s?\d{{1,2}})\s+(?P<unit>grid)(?=\s+of\b|:)"
+        r"(?:\s+of\s+(?:image|picture|panel)s\b)?",
+        re.I,
+    ),
     # `a 3-step guide`, `a four-panel comic`
     re.compile(rf".*?\b{COUNT}[- ](?P<unit>step|stage|panel|part|phase|frame|image|scene|picture)\b", re.I | re.S),
     # `A comic strip with three panels`
     re.compile(
-        rf"\s{{0,9}}{VERB}(?:an?\s+)?(?:[\w-]+\s+){{0,2}}(?:comic|strip|storyboard|collage)\s+with\s+{COUNT}\s+"
+        rf"\s{{0,9}}{VERB}(?:an?\s+)?(?:[\w-]+\s+){{0,2}}?"
+        rf"(?:(?P<subject>comic)(?:\s+strip)?|strip|storyboard|collage)\s+with\s+{COUNT}\s+"
         r"(?P<unit>image|picture|panel|scene|frame)s\b",
         re.I,
     ),
@@ -109,7 +122,7 @@ REQUESTS = (
         re.I | re.S,
     ),
 )
-COUNTED = re.compile(rf"{OPENING}{COUNT}\s+{GAP}(?P<unit>[a-z]\w{{1,30}}?)(?:e?s)\b", re.I)
+COUNTED = re.compile(rf"{OPENING}{COUNT}\s+{GAP}(?P<unit>[a-z][\w-]{{1,30}}?){PLURAL}", re.I)
 """`Three chalkboards …`: any plural, which asks for a set if the text lists as many."""
 LIKE_A_SET = re.compile(
     r"\b\d\s?[x×]\s?\d\b|\b(?:grid|comic|storyboard|collage|series|sheet|triptych)\b|:[^,;]+[,;]", re.I
@@ -167,7 +180,8 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
     count = groups["count"].lower()
     number = None
     if count:
-        number = int(count) if count.isdigit() else NUMBERS.index(count)
+        sides = re.findall(r"\d+", count)
+        number = math.prod(map(int, sides)) if sides else NUMBERS.index(count)
     if number == 1:
         return None
 
@@ -175,7 +189,7 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
     unit = match["unit"].lower()
     content = groups["subject"].rstrip(" ,;") + text[match.end() :]
     adjectives = OF_THE_SET.sub("", groups["adjectives"]).strip()
-    if adjectives or not re.fullmatch(VIEW, unit) or ADVERBIAL.match(content):
+    if adjectives or not re.fullmatch(f"{VIEW}|grid", unit) or ADVERBIAL.match(content):
         content = " ".join([adjectives, unit, content.strip()]).strip()
     return SetRequest(text, number, content)
 
@@ -184,7 +198,7 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
 
 BEGINNING = re.compile(
     r"[^\w:]{0,9}(?:step[- ]by[- ]step\b[,\s]*)?"
-    r"(?:(?:an?\s+)?(?:set|series|sequence|collection|comic|strip|storyboard)\s+(?=of|about))?"
+    r"(?:(?:an?\s+)?(?:set|series|sequence|collection|strip|storyboard)\s+(?=of|about))?"
     r"(?:(?:of|depicting|showing|portraying|featuring|presenting|illustrating|about|in which|that show)\s+)?",
     re.I,
 )
@@ -208,11 +222,23 @@ PROGRESS = re.compile(
     rf"\b(?:progress\w*|stages|steps|phases|growth|evolution|(?:{COUNT}|by)[- ](?:stage|step|phase))\b", re.I
 )
 """`in four stages`, `a 4-step guide`, `step by step`; a singer *on stage* is in none."""
-ACTION = re.compile(r"\s(?=\w+ing\b)")
+BEFORE_AND_AFTER = re.compile(r"[\s:,—–-]+before and after\b(?P<event>[^,;:]*)$", re.I)
+ACTION = re.compile(r"(?<!['’]s)(?<!\ba)(?<!\ban)(?<!\bthe)\s(?=\w+ing\b)")
 PLACE = re.compile(r"\s(?=(?:at|in|on|by|under|near|inside|behind|beside)\s)")
 """`a fox at the beach, at home`: the subject precedes the first place."""
 VIEWS = ["seen from the front", "seen from the side", "in a close-up", "in a wide view"]
 SCENES = ("preparing for it", "in the midst of it", "explaining it to somebody", "when it is done")
+LINKS = (
+    # `a logo for a bakery on a sign, a cup`: the preposition goes on.
+    re.compile(
+        r"(?P<subject>(?:[\w'’-]+\s){0,4}?(?:logo|icon|sticker|mockup|banner)\b.*)\s(?P<link>on\s)(?P<item>.*)", re.I
+    ),
+    # `image in watercolor of a fox, a bear`
+    re.compile(rf"(?P<subject>(?:[\w'’-]+\s){{0,4}}?(?:{PICTURE})\b.*?)\s(?:of|for)\s(?P<item>.*)", re.I),
+    # `the same woman as a doctor, a pilot`
+    re.compile(r"(?P<subject>.*?)\s(?P<link>as\s)(?P<item>(?:an?|the)\s.*)", re.I),
+)
+"""The first item of a list whose beginning is the subject of all."""
 SCENE = re.compile(r"(.*\b(?:scenario|scene|situation|task|moment|event))s", re.I)
 """What becomes scenes: `medical scenarios`."""
 MOMENTS = ("", ", a moment later", ", in other surroundings", ", at another time of day")
@@ -291,6 +317,8 @@ def _items(content: str, count: int, *, marks: re.Pattern[str] | None = None) ->
     subject, items = numbered_items(content)
     if len(items) == count:
         return subject, items
+    if count == 2 and (match := BEFORE_AND_AFTER.search(content)):
+        return content[: match.start()], [f"{time}{match['event']}".strip(EDGES) for time in ("before", "after")]
     quotations = list(QUOTED.finditer(content))
     if len(quotations) < 2:
         return _listed(content, count, marks)
@@ -318,19 +346,28 @@ def _listed(content: str, count: int, marks: re.Pattern[str] | None) -> tuple[st
             return content[: mark.start()], items
     if marks or "," not in content:
         return content, []
+    return _unmarked(content, count)
 
-    # A list without a mark: "one fox, at rest and at play", "a fox, a bear and an owl".
+
+def _unmarked(content: str, count: int) -> tuple[str, list[str]]:
+    """Split off a list of `count` items that no mark opens from its subject; no items if there is no such list."""
+    # "one fox, at rest and at play", "a fox, a bear and an owl".
     items = _split(COMMA_OR_AND, content)
     if len(items) == count + 1:
         return items[0], items[1:]
     if len(items) != count:
         return content, []
     # "the same dentist reading an X-ray, cleaning teeth": the subject precedes the first action.
-    are_places = all(PLACE.match(f" {item}") for item in items[1:])
-    subject, *first = (PLACE if are_places else ACTION).split(items[0], maxsplit=1)
-    if first:
-        return (subject, [*first, *items[1:]])
-    return ("", items)
+    first, *others = items
+    are_places = all(PLACE.match(f" {item}") for item in others)
+    subject, *item = (PLACE if are_places else ACTION).split(first, maxsplit=1)
+    if item:
+        return subject, [*item, *others]
+    for pattern in LINKS:
+        if match := pattern.match(first):
+            link = match.groupdict().get("link", "")
+            return match["subject"], [f"{link}{item.removeprefix(link)}" for item in (match["item"], *others)]
+    return "", items
 
 
 def _split(separator: re.Pattern[str], text: str) -> list[str]:
