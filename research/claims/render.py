@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil
@@ -28,10 +29,27 @@ def render(claim: Claim) -> str:
         if of_arm:
             cells = [_cell(of_arm, metric) for metric in metrics]
             lines.append(f"| {arm} | {len(of_arm)} | " + " | ".join(cells) + " |")
+    for metric in (claim.grade, *claim.also):
+        lines += ["", f"The way of {metric}, means over seeds:", "", *_way(claim, curves, metric)]
     lines += ["", "| Prediction | Predicted | Found | Seeds that agree | Verdict |", "|---|---|---|---|---|"]
     lines += [_row(prediction, claim, curves) for prediction in claim.predictions]
     lines += [_half_row(half, claim, curves) for half in claim.halves]
     return "\n".join(lines) + "\n"
+
+
+def _way(claim: Claim, curves: Curves, metric: str) -> list[str]:
+    """List a metric at each evaluation, arm by arm. Arms that are evaluated at other points have gaps."""
+    points = sorted({evaluation.at for curve in curves.values() for evaluation in curve})
+    lines = ["| Arm | " + " | ".join(map(str, points)) + " |", "|---" * (1 + len(points)) + "|"]
+    for arm in claim.arms:
+        values: dict[int, list[float]] = defaultdict(list)
+        for (name, _), curve in curves.items():
+            if name == arm:
+                for evaluation in curve:
+                    values[evaluation.at].append(evaluation.metrics[metric])
+        cells = [f"{fmean(values[point]):.2f}" if point in values else "" for point in points]
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def end_of(curve: Curve, metric: str) -> float:
