@@ -75,7 +75,8 @@ def slope(curves: Sequence[Curve], metric: str) -> Bounds | None:
         last = trained[-max(3, len(last_third(curve))) :]
         at = np.array([evaluation.at for evaluation in last], dtype=float)
         values = np.array([evaluation.metrics[metric] for evaluation in last])
-        changes.append(float(np.polyfit(at, values, 1)[0] * (at[-1] - at[0])))
+        # Rounded: a constant metric has a slope of rounding errors.
+        changes.append(round(float(np.polyfit(at, values, 1)[0] * (at[-1] - at[0])), 6))
     return bounds(changes) if len(changes) >= 3 else None
 
 
