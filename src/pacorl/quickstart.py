@@ -55,7 +55,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda 
     try:
         PolicyTrainer(config, resume=True, extra_metrics=looks, listeners=[keep_page]).train()
     except Interrupted:
-        raise Interrupted(f"stopped, and saved; go on with pacorl quickstart --out {out}") from None
+        raise Interrupted(f"stopped, and saved; go on with pacorl quickstart out={out}") from None
 
     say("2 of 2: before and after are graded")
     write_atomic(out / "before-after.png", png_bytes(before_and_after(config)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from typer import Argument, Option
 
 from pacorl.cli.shared import echo, echo_errors, pasteable
-from pacorl.config.options import LARGEST, SEEDS
+from pacorl.config.options import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +61,6 @@ def data(
     out: Path = Option(None, help="A new folder; by default the one that the recipes and guides name."),
     test: int = Option(0, min=0, max=LARGEST, help="Split prompts: hold out about so many, related ones together."),
     against: list[str] = Option([], help="With --test: prompts for neither side, as of a benchmark; may be repeated."),
-    seed: int = Option(42, min=0, max=SEEDS, help="Of the split."),
-    dry_run: bool = Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
 ) -> None:
     """Download a published data set, convert edits that you have to JSONL, or split prompts into train and test.
 
@@ -70,7 +68,7 @@ def data(
     ShareGPT-4o-Image, unpacked, become JSONL.
     """
     if test:
-        _split(source, out or Path("data") / Path(source.partition(":")[0]).stem, test=test, against=against, seed=seed)
+        _split(source, out or Path("data") / Path(source.partition(":")[0]).stem, test=test, against=against)
     elif Path(source).exists():
         _convert(Path(source))
     else:
@@ -79,8 +77,6 @@ def data(
 
         published = find_published(source)
         echo("\n".join(published.describe()))
-        if dry_run:
-            return
         folder = out or Path(FOLDERS[source])
         check_writable(folder, folder=True)
         published.download(folder)
@@ -89,7 +85,7 @@ def data(
             _convert(folder)
 
 
-def _split(source: str, out: Path, *, test: int, against: Sequence[str], seed: int) -> None:
+def _split(source: str, out: Path, *, test: int, against: Sequence[str]) -> None:
     from pacorl.io.files import check_new
     from pacorl.records.leaks import split_prompts
     from pacorl.records.prompts import load_prompts, save_prompts
@@ -97,7 +93,7 @@ def _split(source: str, out: Path, *, test: int, against: Sequence[str], seed: i
     # Both files are new: an earlier split may be in use.
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
     keep_out = {name: load_prompts(name) for name in against}
-    train, held_out, leaks = split_prompts(load_prompts(source), test=test, seed=seed, keep_out=keep_out)
+    train, held_out, leaks = split_prompts(load_prompts(source), test=test, keep_out=keep_out)
     for name, side in (("train", train), ("test", held_out)):
         save_prompts(side, out / f"{name}.jsonl")
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")

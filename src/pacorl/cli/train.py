@@ -258,7 +258,6 @@ def judge_lines(folder: Path) -> list[str]:
 
 def quickstart(
     overrides: list[str] = Argument(None, help="Changes to the recipe `quickstart`, as section.key=value."),
-    out: Path = Option(None, help=f"The run's folder; by default {QUICKSTART}, with a number if that run is finished."),
 ) -> None:
     """Run the whole method on this machine, with judge, generator, RL and a page, in minutes and without downloads."""
     from pacorl.config.base import load
@@ -268,9 +267,7 @@ def quickstart(
     from pacorl.io.imports import frozen_imports
 
     # A finished run stays: the next one gets a numbered folder.
-    folder = out or free_folder(QUICKSTART)
-    file = recipe("quickstart")
-    config = load(PolicyConfig, file, [f"out={folder}", *(overrides or [])])
+    config = load(PolicyConfig, recipe("quickstart"), [f"out={free_folder(QUICKSTART)}", *(overrides or [])])
     check_unfinished(config.out)
     # A second start goes on where the first was stopped.
     check_run(config, resume=True)

@@ -34,10 +34,10 @@ def named_start(out: Path, resume: Resume) -> Path | None:
 def check_unfinished(out: Path) -> None:
     """Raise ValueError unless a folder is free for a new run or holds an unfinished run."""
     if (out / SUMMARY).exists():
-        raise ValueError(f"{out} holds a finished run, which is not replaced; name another folder with --out")
+        raise ValueError(f"{out} holds a finished run, which is not replaced; name another folder with out=…")
     begun = any((out / name).exists() for name in (".lock", "config.yaml"))
     if not begun and out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"{out} holds files that no run wrote; name another folder with --out")
+        raise ValueError(f"{out} holds files that no run wrote; name another folder with out=…")
 
 
 def free_folder(out: Path) -> Path:

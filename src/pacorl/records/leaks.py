@@ -104,13 +104,12 @@ def split_prompts(
     prompts: Sequence[Prompt],
     *,
     test: int,
-    seed: int = 42,
     keep_out: Mapping[str, Sequence[Prompt]] | None = None,
 ) -> tuple[list[Prompt], list[Prompt], list[Leak]]:
     """Split prompts into training and test; prompts of one text or one image stay together.
 
     Args:
-        test: minimum number of test prompts, drawn by `seed`.
+        test: minimum number of test prompts, drawn at random.
         keep_out: prompts that belong to neither part.
 
     Returns:
@@ -130,7 +129,7 @@ def split_prompts(
     families = components(ties)
 
     # Whole families, until there are enough.
-    Random(seed).shuffle(families)
+    Random(42).shuffle(families)
     held_out: set[int] = set()
     while families and len(held_out) < test:
         held_out.update(families.pop())
