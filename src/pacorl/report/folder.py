@@ -6,6 +6,7 @@ an error with file and line.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pacorl.core.grid import parse_layout
 from pacorl.core.metric_names import HELD_OUT, shown_names
 from pacorl.io.documents import blamed_on, dump_yaml, parse_object, read_object, read_text, read_yaml, typed
 from pacorl.io.files import inside
+from pacorl.models.policies import POLICIES
 from pacorl.records.leaks import LEAKS
 from pacorl.report.figures import Matrix
 from pacorl.types import Grid
@@ -89,6 +91,24 @@ class RunFolder:
     """Evaluation images by epoch, ascending."""
     leaks: str
     """Which training prompts are evaluated on; empty if none."""
+
+    @property
+    def command(self) -> str:
+        """The command that trained it; empty without a config."""
+        keys = {"character": "train-character", "data.train.0": "train-reward", "objective.name": "train-policy"}
+        return next((command for key, command in keys.items() if key in self.settings), "")
+
+    @property
+    def trained_on(self) -> list[str]:
+        """The files of prompts, the sources of pairs, or the character's folder."""
+        keys = re.compile(r"prompts\.train|character|data\.train\.\d+")
+        return [value for key, value in self.settings.items() if keys.fullmatch(key)]
+
+    @property
+    def is_editor(self) -> bool:
+        """Whether its generator edits images and makes no sets."""
+        kind = self.settings.get("model.kind", "")
+        return kind in POLICIES and not POLICIES[kind].sets
 
     @property
     def last(self) -> int | None:

@@ -21,7 +21,6 @@ from pacorl.core.grid import panel_texts
 from pacorl.core.metric_names import SHOWN_EVERY
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image
-from pacorl.models.policies import POLICIES
 from pacorl.report.curves import charts
 from pacorl.report.figures import ShownImage, show
 from pacorl.report.folder import CONSISTENCY, REWARD, RunFolder, Sample, read_run
@@ -91,20 +90,22 @@ def story(run: RunFolder) -> str:
     """Summarize the model, method, judge and baseline of a run; empty without a config."""
     settings = run.settings
     model = settings.get("model.checkpoint") or "the default model"
-    if "character" in settings:
-        name = Path(settings["character"]).name
-        return (
-            f"A LoRA of {model} was trained on pictures of {name}. Before is {model} without it, from the same noise."
-        )
-    if "data.train.0" in settings:
-        sources = ", ".join(value for key, value in settings.items() if key.startswith("data.train."))
-        return f"The judge {model} was trained on the pairs of {sources}. Before is {model} itself, on the same pairs."
-    if "objective.name" not in settings:
-        return ""
+    data = ", ".join(run.trained_on)
+    match run.command:
+        case "train-character":
+            name = Path(data).name
+            return (
+                f"A LoRA of {model} was trained on pictures of {name}. Before is {model} without it, from the same "
+                "noise."
+            )
+        case "train-reward":
+            return f"The judge {model} was trained on the pairs of {data}. Before is {model} itself, on the same pairs."
+        case "":
+            return ""
 
     names = [value for key, value in settings.items() if key.startswith("rewards.") and key.endswith(".name")]
     text = f"A LoRA of {model} was trained by {settings['objective.name']} on the prompts of "
-    text += f"{settings.get('prompts.train')}, rewarded by {' and '.join(names) or 'nothing'}"
+    text += f"{data}, rewarded by {' and '.join(names) or 'nothing'}"
     if settings.get("judge.checkpoint"):
         text += f" of the judge {settings['judge.checkpoint']}"
     return f"{text}. Before is {model} without the LoRA, from the same prompts and noise."
@@ -114,20 +115,16 @@ def next_command(run: RunFolder) -> str:
     """Build the command that comes next: the rest of a stopped run, or the use of its result; empty if unknown."""
     settings = run.settings
     folder = shlex.quote(str(run.path))
-    kinds = {"character": "train-character", "data.train.0": "train-reward", "objective.name": "train-policy"}
-    command = next((command for key, command in kinds.items() if key in settings), "")
-    if not command:
+    if not run.command:
         return ""
     if not run.summary and not (run.path / "adapter").is_dir():
         character = f"{shlex.quote(settings['character'])} --config " if "character" in settings else ""
-        return f"pacorl {command} {character}{folder}/config.yaml --resume auto"
-    if command == "train-reward":
+        return f"pacorl {run.command} {character}{folder}/config.yaml --resume auto"
+    if run.command == "train-reward":
         judge = "merged" if (run.path / "merged").is_dir() else "adapter"
         data = shlex.quote(settings.get("data.evaluation.0", "PAIRS"))  # never the training pairs
         return f"pacorl calibrate {folder}/{judge} {data}"
-    kind = settings.get("model.kind", "")
-    is_editor = kind in POLICIES and not POLICIES[kind].sets
-    request = "--image IMAGE --instruction TEXT" if is_editor else "--prompt TEXT"
+    request = "--image IMAGE --instruction TEXT" if run.is_editor else "--prompt TEXT"
     model = shlex.quote(settings.get("model.checkpoint", ""))
     return f"pacorl generate --model {model} --adapter {folder}/adapter {request}"
 

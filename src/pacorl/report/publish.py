@@ -10,7 +10,7 @@ from pathlib import Path
 from pacorl.config.public import find_secret
 from pacorl.io.documents import read_text
 from pacorl.io.files import write_atomic
-from pacorl.models.policies import DEFAULT_KIND, POLICIES
+from pacorl.models.policies import POLICIES
 from pacorl.report.figures import interval_text
 from pacorl.report.folder import read_run
 from pacorl.report.results import rows_of
@@ -27,6 +27,12 @@ PUBLISHED = (
     *("*processor_config.json", "chat_template.*", "tokenizer*", "vocab.json", "merges.txt", "*_tokens*.json"),
 )
 """Patterns of the files that are uploaded: card, adapter, model, processor, tokenizer."""
+KINDS = {
+    "train-policy": ("paco-grpo", "PaCo-GRPO (arXiv 2512.04784)", "text-to-image"),
+    "train-character": ("character", "flow matching on images of a character", "text-to-image"),
+    "train-reward": ("judge", "PaCo-Reward (arXiv 2512.04784)", "image-text-to-text"),
+}
+"""Command that trained a model → its tag, its method in words, and its task on the hub."""
 TEMPLATE = """---
 {{ card_data }}
 ---
@@ -88,19 +94,15 @@ def write_card(run: Path, *, licence: str = "") -> Path:
 
     # Base, licence and kind of the model.
     read = read_run(run)
-    settings = read.settings
-    base = settings.get("model.checkpoint", "")
-    kind = settings.get("model.kind") or DEFAULT_KIND
-    is_judge = "data.train.0" in settings
-    is_adapter = folder.name != "merged"
+    base = read.settings.get("model.checkpoint", "")
+    tag, method, pipeline_tag = KINDS.get(read.command, KINDS["train-policy"])
+    if read.is_editor:
+        pipeline_tag = "image-to-image"
+    is_judge, is_adapter = tag == "judge", folder.name != "merged"
     licences = {spec.published: spec.licence for spec in POLICIES.values()} | JUDGE_LICENCES
     base_licence, licence_name = licences.get(base, ("", ""))
     if not (licence or base_licence):
         raise ValueError(f"the licence of {base or 'the base'} is not known here; name one, e.g. --licence apache-2.0")
-    pipeline_tag = "image-text-to-text" if is_judge else "text-to-image"
-    if not is_judge and kind in POLICIES and not POLICIES[kind].sets:
-        pipeline_tag = "image-to-image"
-    tag = "judge" if is_judge else "character" if "character" in settings else "paco-grpo"
     data = ModelCardData(
         license=licence or base_licence,
         license_name=licence_name if not licence else None,
@@ -112,20 +114,13 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     )
 
     # The card, from the run's config and results.
-    method = "PaCo-Reward (arXiv 2512.04784)" if is_judge else "PaCo-GRPO (arXiv 2512.04784)"
-    if "character" in settings:
-        method = "flow matching on images of a character"
-    trained_on = []
-    for key, source in settings.items():
-        if key in ("prompts.train", "character") or key.startswith("data.train."):
-            trained_on.append(f"`{Path(source).name if key == 'character' else _name_of(source)}`")
     card = ModelCard.from_template(
         data,
         template_str=TEMPLATE,
         name=run.resolve().name,
         base=_name_of(base),
         method=method,
-        trained_on=", ".join(trained_on),
+        trained_on=", ".join(f"`{_name_of(source)}`" for source in read.trained_on),
         is_judge=is_judge,
         is_tiny=base == TINY,
         results=rows_of(read),
