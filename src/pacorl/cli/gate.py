@@ -15,7 +15,7 @@ from typer import Argument, BadParameter, Exit, Option
 from pacorl.cli.shared import (
     BELOW,
     INCOMPLETE,
-    JsonOption,
+    JSON,
     asking,
     echo,
     echo_errors,
@@ -58,20 +58,14 @@ class QuestionOptions:
 # --- score -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreOptions(QuestionOptions):
-    """Questions of a score."""
-
-    rank: bool = option(False, "Rank the images after the first by how well they fit the first.")
-    reasons: bool = option(False, "Have the judge explain every pair.")
-
-
 def score(
     images: list[str] = Argument(help="Two images or more: files or folders; or one page of panels."),
     *,
     judge: CalibratedJudge,
-    ask: ScoreOptions,
-    output: JsonOption,
+    ask: QuestionOptions,
+    rank: bool = Option(False, "--rank", help="Rank the images after the first by how well they fit the first."),
+    reasons: bool = Option(False, "--reasons", help="Have the judge explain every pair."),
+    as_json: bool = JSON,
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix for more."""
     from pacorl.gate.panels import files_of, open_panels
@@ -97,11 +91,11 @@ def score(
                 panels.images,
                 names=panels.names,
                 questions=ask.questions,
-                ranking=ask.rank,
-                reasons=ask.reasons,
+                ranking=rank,
+                reasons=reasons,
                 progress=advance,
             )
-        if output.as_json:
+        if as_json:
             print_json(reward.about | scores.to_dict())
         else:
             echo(table(scores))
@@ -131,7 +125,7 @@ def check(
     judge: CalibratedJudge,
     ask: CheckOptions,
     report: Path | None = Option(None, help="Write a self-contained page."),
-    output: JsonOption,
+    as_json: bool = JSON,
 ) -> None:
     """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
     from pacorl.gate.check import check_lines, check_page
@@ -170,14 +164,14 @@ def check(
     with load_judge(source, judge) as reward:
         echo_errors(reward.note)
         if sets:
-            raise Exit(_check_sets(gate, reward, files, as_json=output.as_json))
+            raise Exit(_check_sets(gate, reward, files, as_json=as_json))
         checked = gate.check(reward, panels)
 
     # The page comes before the output, which may fail on a closed pipe.
     if report:
         write_atomic(report, check_page(checked, judge=reward.name, note=reward.note))
         echo_errors(f"page: {report}")
-    if output.as_json:
+    if as_json:
         print_json(reward.about | checked.to_dict())
     else:
         echo("\n".join(check_lines(checked, judge=reward.name)))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typer import Argument, Exit
+from typer import Argument, Exit, Option
 
 from pacorl.cli.gate import CheckOptions, Gate, code_of
-from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, OutputOptions, dry_run
+from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, print_plan
 from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, panels_again, read_page
-from pacorl.cli.shared import echo, echo_errors, print_json, progress
+from pacorl.cli.shared import JSON, echo, echo_errors, print_json, progress
 from pacorl.config.options import TEMPLATE, UsageError, option
 from pacorl.types import TINY, Size
 
@@ -87,7 +87,13 @@ def generate(
     request: RequestOptions,
     generator: AdaptedGenerator,
     choice: ChoiceOptions,
-    output: OutputOptions,
+    out: Path = Option(Path("generated"), help="The folder for the images."),
+    dry_run: bool = Option(
+        False,
+        "--dry-run",
+        help="Print what generator and judge would need, and load nothing. Exit code 2: one is absent.",
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG contains its recipe."""
     from pacorl.io.files import check_made, check_writable
@@ -108,13 +114,13 @@ def generate(
     # Check all arguments before torch and weights are loaded.
     requested = read_request(request, generator, gate)
     judge = _check_request(requested, generator, choice, gate, separate=request.separate)
-    if output.dry_run:
-        dry_run(generator, choice, judge, prompts=requested.prompts, panels=requested.panels, as_json=output.as_json)
+    if dry_run:
+        print_plan(generator, choice, judge, prompts=requested.prompts, panels=requested.panels, as_json=as_json)
     # The output can be written, and replaces nothing that was not generated.
-    check_writable(output.out, folder=True)
-    written = [output.out / requested.stem]
+    check_writable(out, folder=True)
+    written = [out / requested.stem]
     if not requested.page:
-        written = sorted(output.out.glob(f"{requested.stem}-[0-9]*.png"))
+        written = sorted(out.glob(f"{requested.stem}-[0-9]*.png"))
     for image in written:
         check_made(image, mark=IMAGE_MARK)
     spec = generator.check(requested.prompts)
@@ -141,9 +147,9 @@ def generate(
     with choice.load(judge, model) if judge else nullcontext() as reward:
         redrawing = Redrawing(generator, choice, gate, model, reward) if gate and reward else None
         if redrawing and requested.page:
-            raise Exit(_redraw_page(redrawing, requested.page, output.out / requested.stem, as_json=output.as_json))
+            raise Exit(_redraw_page(redrawing, requested.page, out / requested.stem, as_json=as_json))
         images = _generate(model, requested, generator, choice, reward, separate=request.separate)
-        code = _deliver(images, requested, output, model=model, reward=reward, redrawing=redrawing)
+        code = _deliver(images, requested, out, as_json=as_json, model=model, reward=reward, redrawing=redrawing)
     raise Exit(code)
 
 
@@ -313,8 +319,9 @@ def _redraw_page(redrawing: Redrawing, page: FinishedPage, target: Path, *, as_j
 def _deliver(
     images: Sequence[GeneratedImage],
     request: GenerationRequest,
-    output: OutputOptions,
+    out: Path,
     *,
+    as_json: bool,
     model: Generator,
     reward: PacoReward | None,
     redrawing: Redrawing | None,
@@ -325,7 +332,7 @@ def _deliver(
 
     # Images come first: an interrupted command leaves them.
     judge = reward.name if reward else ""
-    saved = generated_images.save(images, output.out, judge=judge, stem=request.stem)
+    saved = generated_images.save(images, out, judge=judge, stem=request.stem)
     made: list[dict[str, Any]] = []
     codes = [0]
     for each in saved:
@@ -339,11 +346,11 @@ def _deliver(
             # The score was that of the earlier page.
             file = replace(file, image=replace(file.image, judged=None))
         made.append(generated_images.to_dict(file) | verdict)
-        if not output.as_json:
+        if not as_json:
             echo(_line(file, verdict))
 
     notes = list(filter(None, [model.note, reward.note if reward else ""]))
-    if output.as_json:
+    if as_json:
         names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
         print_json(names | {"made": made})
     # On the error stream, which a pipe does not read.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
 from typer import Exit
 
 from pacorl.cli import gate
-from pacorl.cli.shared import JsonOption, echo, echo_errors, print_json
+from pacorl.cli.shared import echo, echo_errors, print_json
 from pacorl.config.options import LARGEST, CalibratedJudge, GeneratorOptions, JudgeOptions, inherited, option
 from pacorl.types import TINY
 
@@ -123,19 +122,7 @@ class ChoiceOptions(CalibratedJudge):
         return reward
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions(JsonOption):
-    """Where the images go."""
-
-    panel: ClassVar[str | None] = "Output"
-
-    out: Path = option(Path("generated"), "The folder for the images.")
-    dry_run: bool = option(
-        False, "Print what generator and judge would need, and load nothing. Exit code 2: one is absent."
-    )
-
-
-def dry_run(
+def print_plan(
     generator: AdaptedGenerator,
     choice: ChoiceOptions,
     source: str,

@@ -16,15 +16,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, get_type_hints
 
 import typer
 
-from pacorl.config.options import FLAG, UsageError, option
+from pacorl.config.options import FLAG, UsageError
 from pacorl.io.terminal import Progress, printable, printable_json
 
 INCOMPLETE = 3
@@ -34,17 +34,9 @@ BELOW = 4
 FEWER = "--character asks once per panel, --sets within each folder"
 MANY = 256
 """Questions that are announced, with a way to ask fewer."""
+JSON = typer.Option(False, "--json", help="Print JSON.")
 LINE_SECONDS = 30.0
 """Least time between two lines of progress where no terminal shows a bar."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonOption:
-    """Choice of output for programs."""
-
-    panel: ClassVar[str | None] = None
-
-    as_json: bool = option(False, "Print JSON.", "--json")
 
 
 class Commands(typer.Typer):
