@@ -73,8 +73,6 @@ class GenerationRequest:
 
     prompts: Sequence[Prompt]
     board: Storyboard | None = None
-    panels: Sequence[str] = ()
-    """Text of each panel for people; empty for one image or an edit."""
     stem: str = "set"
     """Beginning of the images' names; a redrawn page keeps its own."""
     page: FinishedPage | None = None
@@ -115,7 +113,7 @@ def generate(
     requested = read_request(request, generator, gate)
     judge = _check_request(requested, generator, choice, gate, separate=request.separate)
     if dry_run:
-        print_plan(generator, choice, judge, prompts=requested.prompts, panels=requested.panels, as_json=as_json)
+        print_plan(generator, choice, judge, prompts=requested.prompts, as_json=as_json)
     # The output can be written, and replaces nothing that was not generated.
     check_writable(out, folder=True)
     written = [out / requested.stem]
@@ -200,7 +198,7 @@ def _generate(
 
 def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gate | None) -> GenerationRequest:
     """Read the request without heavy imports. Raises ValueError if the model does not support it."""
-    from pacorl.core.grid import panel_texts, parse_layout
+    from pacorl.core.grid import parse_layout
     from pacorl.generate.storyboard import board_prompt, pages, read_storyboard
     from pacorl.io.images import open_image
     from pacorl.records.compose import check_for, prompt_from
@@ -210,20 +208,20 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
     if options.page and gate:
         page = read_page(options.page, generator, gate.whole, layout=options.layout, texts=options.panels)
         stem = f"{options.page.stem}-repaired.png"
-        return GenerationRequest(page.prompts, panels=page.panels.texts, stem=stem, page=page)
+        return GenerationRequest(page.prompts, stem=stem, page=page)
     if options.storyboard:
         board = read_storyboard(options.storyboard)
         prompts = pages(board, model, max_references=_max_references(board, generator), separate=options.separate)
-        return GenerationRequest(prompts, board, board.panels, stem="page")
+        return GenerationRequest(prompts, board, stem="page")
     if options.prompt:
         # A prompt may need a writer, whose panels become a storyboard of one page.
         if written := written_storyboard(options):
             limit = _max_references(written, generator)
             prompt = board_prompt(written, model, max_references=limit, separate=options.separate)
-            return GenerationRequest([prompt], panels=written.panels)
+            return GenerationRequest([prompt])
         grid = parse_layout(options.layout) if options.layout else None
         prompt = prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
-        return GenerationRequest([prompt], panels=options.panels or list(panel_texts(options.prompt)))
+        return GenerationRequest([prompt])
     for path in options.images:
         open_image(path)  # refused by name before weights are loaded
     prompt = check_for(model, Prompt(id=0, text=options.instruction, sources=tuple(options.images)))

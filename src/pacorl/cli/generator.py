@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
 from typer import Exit
@@ -128,7 +129,6 @@ def print_plan(
     source: str,
     *,
     prompts: Sequence[Prompt],
-    panels: Sequence[str],
     as_json: bool,
 ) -> NoReturn:
     """Print the memory and downloads of generator and judge, and end the command."""
@@ -141,7 +141,9 @@ def print_plan(
     policy = spec.options_for(generator.model, dtype=generator.dtype, memory=choice.memory, **generator.policy_options)
     plan = plan_generation(policy, size=generator.size, judge=source, images=images)
     if as_json:
-        print_json({"panels": list(panels)} | parse_json(plan.to_json()))
+        print_json(
+            {"panels": list(chain.from_iterable(prompt.panels for prompt in prompts))} | parse_json(plan.to_json())
+        )
     else:
         echo(plan)
     raise Exit(plan.exit_code)
