@@ -47,12 +47,11 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
             or no seed has a run of both.
     """
     runs = [read_run(folder) for folder in folders]
-    if len({run.path.resolve() for run in runs}) < len(runs):
-        raise ValueError("a run is named twice; name each once")
     # Two runs are compared as they are. More runs form two settings, paired by seed.
-    settings = ([runs[0]], [runs[1]]) if len(runs) == 2 else settings_of(runs)
-    names = side_names(*settings)
-    pairs = {"": (runs[0], runs[1])} if len(runs) == 2 else by_seed(*settings)
+    sides = [{"": run} for run in runs] if len(runs) == 2 else settings_of(runs)
+    firsts = [next(iter(side.values())) for side in sides]
+    names = side_names(*firsts, by_seed=len(runs) > 2)
+    pairs = {seed: (run, sides[1][seed]) for seed, run in sides[0].items() if seed in sides[1]}
     rows = rows_of_pairs(pairs)
     # Once each, since the seeds of a setting are evaluated alike.
     unlike = list(dict.fromkeys(chain.from_iterable(unequal(*pair) for pair in pairs.values())))
@@ -70,7 +69,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "title": f"{names[0]} and {names[1]}",
         "name": "comparison",
         "names": names,
-        "stories": [story(side[0]) for side in settings],
+        "stories": [story(run) for run in firsts],
         "lines": [line for line in (*(unlike or lines[:1]), alone_runs) if line],
         "note": NO_PAIRS_NOTE if is_judge and len(pairs) == 1 else interval_note(unit),
         "results": rows,
@@ -79,13 +78,13 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "bold": not unlike,
         "alone": alone,
         "gallery_seed": seed,
-        "differences": differing_keys(settings[0][0], settings[1][0]),
+        "differences": differing_keys(*firsts),
         "alarms": [(run.path.name, alarms(run)) for run in used],
         "leaks": [(run.path.name, run.leaks) for run in used if run.leaks],
-        "next": next_command(settings[1][0]),
+        "next": next_command(firsts[1]),
     }
     file = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")
-    path = settings[1][0].path.resolve().parent / f"{file}.html"
+    path = firsts[1].path.resolve().parent / f"{file}.html"
     # Replace only an earlier comparison.
     check_made(path)
     write_atomic(path, render("compare.html", **contents, **gallery(matched, names=names)))
@@ -97,68 +96,56 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
 # --- settings and seeds ----------------------------------------------------------------------------------------------
 
 
-def settings_of(runs: Sequence[RunFolder]) -> tuple[list[RunFolder], list[RunFolder]]:
-    """Divide runs into the two sets of equal settings, in their order.
+def settings_of(runs: Sequence[RunFolder]) -> list[dict[str, RunFolder]]:
+    """Divide runs into two settings, in their order: seed → run of each.
 
     Raises:
-        ValueError: there is one set, or there are more than two.
+        ValueError: there are not two settings, one has a seed twice, or they share no seed.
     """
-    sets: list[list[RunFolder]] = []
+    settings: dict[frozenset[tuple[str, str]], dict[str, RunFolder]] = {}
     for run in runs:
-        for each in sets:
-            if not differing_keys(each[0], run):
-                each.append(run)
-                break
-        else:
-            sets.append([run])
-    if len(sets) != 2:
-        firsts = ", ".join(str(each[0].path) for each in sets)
+        of_setting = settings.setdefault(frozenset(comparable(run).items()), {})
+        other = of_setting.setdefault(run.settings.get("seed", ""), run)
+        if other is not run:
+            raise ValueError(f"{other.path} and {run.path} have one setting and one seed; name one")
+    sides = list(settings.values())
+    if len(sides) != 2:
+        firsts = ", ".join(str(next(iter(side.values())).path) for side in sides)
         raise ValueError(
-            f"the runs are of {len(sets)} settings ({firsts} …); name runs of two, which but for their seed are equal"
+            f"the runs are of {len(sides)} settings ({firsts} …); name runs of two, which but for their seed are equal"
         )
-    return sets[0], sets[1]
-
-
-def by_seed(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> dict[str, Runs]:
-    """Map each seed of both settings to its two runs.
-
-    Raises:
-        ValueError: a setting has a seed twice, or the settings share none.
-    """
-    sides: list[dict[str, RunFolder]] = [{}, {}]
-    for side, runs in zip(sides, (first, second), strict=True):
-        for run in runs:
-            other = side.setdefault(run.settings.get("seed", ""), run)
-            if other is not run:
-                raise ValueError(f"{other.path} and {run.path} have one setting and one seed; name one")
-    pairs = {seed: (run, sides[1][seed]) for seed, run in sides[0].items() if seed in sides[1]}
-    if not pairs:
+    if sides[0].keys().isdisjoint(sides[1]):
         seeds = " and ".join(", ".join(side) for side in sides)
         raise ValueError(f"the two settings share no seed, they have {seeds}; train both with the same seeds")
-    return pairs
+    return sides
 
 
-def side_names(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> tuple[str, str]:
-    """Name each setting by its first run's folder, without a seed's number; by the folders' paths if both are equal."""
-    before, after = (runs[0].path.resolve().name for runs in (first, second))
-    if len(first) > 1:
+def comparable(run: RunFolder) -> dict[str, str]:
+    """Select the config's keys that runs of one setting share; of files that a run wrote for itself the name alone."""
+    settings = {}
+    for key, value in run.settings.items():
+        if key not in NOT_COMPARED:
+            settings[key] = Path(value).name if OWN_FILE.search(value) else value
+    return settings
+
+
+def side_names(first: RunFolder, second: RunFolder, *, by_seed: bool) -> tuple[str, str]:
+    """Name each side by its folder, of several seeds without the seed's number; by the paths if both are equal."""
+    before, after = (run.path.resolve().name for run in (first, second))
+    if by_seed:
         before, after = (re.sub(r"[\W_]*\d+$", "", name) or name for name in (before, after))
     if before == after:
-        return str(first[0].path), str(second[0].path)
+        return str(first.path), str(second.path)
     return before, after
 
 
 def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, str]]:
-    """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it.
-
-    Seeds and folders are left out, and of files that a run wrote for itself all but the name.
-    """
+    """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it."""
+    settings = [comparable(run) for run in (first, second)]
     differing = []
-    for key in dict.fromkeys([*first.settings, *second.settings]):
-        values = [run.settings.get(key, "–") for run in (first, second)]
-        compared = [Path(value).name if OWN_FILE.search(value) else value for value in values]
-        if key not in NOT_COMPARED and compared[0] != compared[1]:
-            differing.append((key, values[0], values[1]))
+    for key in dict.fromkeys(chain(*settings)):
+        if settings[0].get(key) != settings[1].get(key):
+            differing.append((key, first.settings.get(key, "–"), second.settings.get(key, "–")))
     return differing
 
 
