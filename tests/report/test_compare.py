@@ -61,7 +61,7 @@ def test_the_page_has_both_sides_of_everything_and_lies_beside_the_runs(runs: tu
     page = path.read_text("utf-8")
     texts = [" ".join(text.split()) for text in re.findall(r">([^<>]+)<", page)]
     assert {"one and two", "Median change", "+0.250", "−0.500", "0.002", "adapter.rank", "Next"} <= set(texts)
-    assert "2 images of one run alone are left out." in text_of(path)
+    assert "in the other run: 2 of the images." in text_of(path)
     assert "<small>0.375 before training</small>" in page, "the mean of 0.25 and 0.5 of the shared prompts"
     assert not re.search(r"https?://|@import|url\(", page)
     assert write_comparison(runs)[0].read_text("utf-8") == page

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typer import Argument, BadParameter, Exit, Option
+from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import (
     BELOW,
@@ -135,7 +135,7 @@ def check(
 
     use_cores()
     if bool(images) == bool(sets):
-        raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
+        raise UsageError("give images, or --sets with a folder of sets")
     if sets and (ask.grid or report):
         flag = "--grid cuts one image" if ask.grid else "--report shows one set"
         raise UsageError(f"{flag}, and --sets has many; --json has them all")

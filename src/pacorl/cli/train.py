@@ -155,9 +155,8 @@ def check_run(run: PolicyConfig, *, resume: Resume) -> None:
 
     # Generator, prompts and judge.
     run.generator.check_trainable(run.model.checkpoint)
-    run.generator.check_source(run.model.checkpoint, adapters=[run.adapter.start])
     for size in (run.sampling.size, run.evaluation.size):
-        run.generator.check_source(run.model.checkpoint, size=Size(*size))
+        run.generator.check_source(run.model.checkpoint, adapters=[run.adapter.start], size=Size(*size))
     for source in (run.prompts.train, run.prompts.evaluation):
         # Only for the error message: an existing file may be long, and the trainer reads it.
         if source.startswith(f"{TINY}:") or not Path(source.partition(":")[0]).exists():

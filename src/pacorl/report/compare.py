@@ -56,27 +56,29 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     # Once each, since the seeds of a setting are evaluated alike.
     unlike = list(dict.fromkeys(chain.from_iterable(unequal(*pair) for pair in pairs.values())))
     used = list(chain(*pairs.values()))
-    left_out = [run.path.name for run in runs if run not in used]
     lines = [_line(row, names) for row in rows]
     unit = "training seeds" if len(pairs) > 1 else "prompts and seeds of noise"
     is_judge = "held_out_pairs" in runs[0].summary
-    alone_runs = f"Left out, for want of a run of the same seed: {', '.join(left_out)}." if left_out else ""
 
     # The gallery: the images of the first seed, by their change.
     seed, shown = next(iter(pairs.items()))
-    matched, alone = match(*map(newest, shown))
+    matched, unmatched = match(*map(newest, shown))
+    left_out = []
+    if unmatched:
+        left_out.append(f"Left out, for want of the same prompt in the other run: {unmatched} of the images.")
+    if unused := [run.path.name for run in runs if run not in used]:
+        left_out.append(f"Left out, for want of a run of the same seed: {', '.join(unused)}.")
     contents: dict[str, Any] = {
         "title": f"{names[0]} and {names[1]}",
         "name": "comparison",
         "names": names,
         "stories": [story(run) for run in firsts],
-        "lines": [line for line in (*(unlike or lines[:1]), alone_runs) if line],
+        "lines": [*(unlike or lines[:1]), *left_out],
         "note": NO_PAIRS_NOTE if is_judge and len(pairs) == 1 else interval_note(unit),
         "results": rows,
         "seeds": list(pairs) if len(pairs) > 1 else [],
         "epochs": tuple(run.last for run in shown),
         "bold": not unlike,
-        "alone": alone,
         "gallery_seed": seed,
         "differences": differing_keys(*firsts),
         "alarms": [(run.path.name, alarms(run)) for run in used],
@@ -88,9 +90,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     # Replace only an earlier comparison.
     check_made(path)
     write_atomic(path, render("compare.html", **contents, **gallery(matched, names=names)))
-    alone_images = f"Left out, for want of the same prompt in the other run: {alone} of the images." if alone else ""
-    left_out_lines = [line for line in (alone_images, alone_runs) if line]
-    return path, [*[f"warning: {line}" for line in unlike], *lines, *left_out_lines]
+    return path, [*[f"warning: {line}" for line in unlike], *lines, *left_out]
 
 
 # --- settings and seeds ----------------------------------------------------------------------------------------------
