@@ -20,8 +20,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
 )
 
 from pacorl.config.options import LARGEST, MEMORY
@@ -81,14 +79,6 @@ class Section(BaseModel):
             config = PolicyConfig.from_yaml("tiny", "epochs=3", "sampling.batch=6")
         """
         return load(cls, Path(path), overrides)
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        result = validate(value)
-        if isinstance(value, bool) and type(result) in (int, float):  # pydantic takes `epochs: true` for 1
-            raise ValueError("a switch is no number; give one")
-        return result
 
 
 class ModelSection(Section):
