@@ -84,11 +84,11 @@ def panel_changes(
     """
     # One latent: a sibling's panel is another draw of the step's noise.
     tree = Tree(1, (children, *[1] * (len(draw.sampler.stochastic_steps) - 1)))
-    sampler = draw.sampler.model_copy(update={"tree": tree})
+    sampler = replace(draw.sampler, tree=tree)
     is_endpoint = OBJECTIVES[config.objective.name].needs == "endpoint"
     if is_endpoint and draw.sampler.stochastic and draw.sampler.tree.seeds > 1:
         # Such samples differ from the initial noise on: it is redrawn, and all steps follow.
-        sampler = sampler.model_copy(update={"stochastic": False, "suffix": Suffix()})
+        sampler = replace(sampler, stochastic=False, suffix=Suffix())
     local = replace(draw, sampler=sampler)
     trunk = Trunk(local, [Row(prompt, member) for member in range(children)])
     x_BNC = torch.stack(list(trunk.grow()[1].values()))

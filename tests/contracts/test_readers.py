@@ -32,7 +32,6 @@ from PIL import Image
 from tests.contracts.damage import change_tensors, damage, put_in_place
 
 from pacorl.bench.benchmarks import BENCHMARKS
-from pacorl.bench.running import read_results
 from pacorl.cli import exit_code
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
@@ -178,7 +177,6 @@ DOCUMENTS: dict[str, tuple[Any, Callable[[Path], Any]]] = {
         lambda path: DatasetStep(path.parents[1], "s").counts_if_done(),
     ),
     "calibration.json": (CALIBRATION, read_calibration),
-    "results.jsonl": ({"key": "k", "value": 1.5}, lambda path: read_results(path.parent)),
     "taxonomy.yaml": (yaml.safe_load(PAPER.read_text(encoding="utf-8")), read_taxonomy),
     "storyboard.yaml": (STORY, read_storyboard),
     "policy.yaml": (load(PolicyConfig, recipe()).model_dump(mode="json"), partial(load, PolicyConfig)),

@@ -156,6 +156,8 @@ def test_services_keep_their_own_time_limits() -> None:
 class ToyService(ToyJudge):
     """A judge elsewhere."""
 
+    def wait_for_outages(self, seconds: float = 0.0) -> None: ...
+
     def close(self) -> None: ...
 
 

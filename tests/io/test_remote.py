@@ -1,4 +1,4 @@
-"""Images by URL: what is fetched, and within which limits."""
+"""Images by URL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 from pacorl.gate.panels import open_panels
 from pacorl.io.images import ImageError, png_bytes
-from pacorl.io.remote import fetch, open_source
+from pacorl.io.remote import open_source
 
 RED = Image.new("RGB", (32, 24), "red")
 
@@ -24,20 +24,12 @@ def web() -> FastAPI:
     return app
 
 
-def test_an_image_is_fetched_through_few_redirects() -> None:
+def test_an_image_is_fetched_through_redirects() -> None:
     with serving_app(web()) as url:
         names, images, _ = open_panels([f"{url}/red.png", f"{url}/moved/1"])
         assert names[1] == f"{url}/moved/1"
         assert images[0].tobytes() == images[1].tobytes() == RED.tobytes()
-        for path, named in (("/moved/9", "redirects"), ("/absent.png", "404")):
+        for path, named in (("/moved/99", "redirects"), ("/absent.png", "404")):
             with pytest.raises(ImageError, match=named) as caught:
                 open_source(f"{url}{path}?token=secret")
             assert "secret" not in str(caught.value)
-
-
-def test_too_much_and_too_slow_are_refused() -> None:
-    with serving_app(web()) as url:
-        with pytest.raises(ImageError, match="more than 10 bytes"):
-            fetch(f"{url}/red.png", most=10)
-        with pytest.raises(ImageError, match=r"red\.png"):
-            fetch(f"{url}/red.png", seconds=1e-6)

@@ -72,17 +72,17 @@ def test_parts_that_are_none_are_named(given: object, message: str) -> None:
     with pytest.raises(RewardError, match=f"reward 'mine' {message}"):
         panel_scores_of("mine", Parts(given), [PAIR], [image])
     with pytest.raises(RewardError, match=f"reward 'mine' {message}"):
-        smoke_test({"mine": Parts(given)}, [Prompt(3, "one"), PAIR], size=Size(4, 4))
+        smoke_test("mine", Parts(given), [Prompt(3, "one"), PAIR], size=Size(4, 4))  # type: ignore[arg-type]
 
 
 def test_a_reward_with_one_score_for_every_batch_fails_its_trial() -> None:
     with pytest.raises(RewardError, match="1 scores for 2 images"):
-        smoke_test({"mine": lambda prompts, images: [0.5]}, [PAIR], size=Size(4, 4))  # type: ignore[dict-item]
+        smoke_test("mine", lambda prompts, images: [0.5], [PAIR], size=Size(4, 4))  # type: ignore[arg-type]
 
 
 def test_a_trial_names_a_reward_of_one_score_and_a_fault_every_prompt_without_panels() -> None:
-    rewards = {"flat": lambda prompts, images: [0.5, 0.5], "first": lambda prompts, images: [0.5, 0.25]}
-    assert smoke_test(rewards, [PAIR], size=Size(4, 4)) == ["flat"]  # type: ignore[arg-type]
+    for scores, alike in (([0.5, 0.5], True), ([0.5, 0.25], False)):
+        assert smoke_test("mine", lambda *given, scores=scores: scores, [PAIR], size=Size(4, 4)) is alike
     with pytest.raises(ValueError, match=r"prompt 3, prompt 5: 'one' is one image"):
         check_pairs("mine", [Prompt(3, "one"), PAIR, Prompt(5, "two")])
 

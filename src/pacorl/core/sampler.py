@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -118,23 +118,8 @@ class Suffix(Section):
         return [first + round(index * left / count) for index in range(count + 1)]
 
 
-class SamplingSteps(Section):
-    """The steps from noise to image, and which of them are stochastic."""
-
-    steps: Steps
-    """Denoising steps from noise to image."""
-    sde_type: Literal["flow_sde", "cps"] = "flow_sde"
-    """The stochastic step: Flow-GRPO's, or coefficients-preserving sampling."""
-    noise_level: float = Field(0.7, gt=0)
-    """a in σ_t = a·√(t/(1−t))."""
-    sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Indices of the sampling steps that are stochastic, and trained. An objective of the endpoint noises endpoints to
-    their sigmas, under the shift of the checkpoint's own training, and samples without noise, except to branch a tree
-    of fewer seeds than samples."""
-    suffix: Suffix = Suffix()
-
-
-class Sampler(SamplingSteps):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
     """Sampler of one epoch, or of images without noise.
 
     Example:
@@ -143,6 +128,15 @@ class Sampler(SamplingSteps):
 
     size: Size
     """Size in the config; `PipelinePolicy.size_of` derives a prompt's size."""
+    steps: int
+    """Denoising steps from noise to image."""
+    sde_type: str = "flow_sde"
+    """The stochastic step, by its name in `SDE_TYPES`."""
+    noise_level: float = 0.7
+    """a in σ_t = a·√(t/(1−t))."""
+    sde_steps: Sequence[int] = ()
+    """Indices of the sampling steps that are trained."""
+    suffix: Suffix = field(default_factory=Suffix)
     tree: Tree = Tree(seeds=1)
     """Tree of each group, with one branching per stochastic step."""
     stochastic: bool = True

@@ -61,12 +61,13 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         world=runtime.world,
         rank=runtime.rank,
         sharded=runtime.sharded,
-        whole_groups=division.whole_groups,
+        whole_groups=config.whole_groups,
         kind=partial(trainer.policy.forward_key, size=trainer.first_draw.sampler.size),
     )
     # The epoch's noise window decides the stochastic steps.
-    sde_steps = config.sampling.window.at(trainer.epoch, config.sampling.sde_steps, seed=config.seed)
-    sampler = trainer.first_draw.sampler.model_copy(update={"sde_steps": sde_steps})
+    sampler = config.sampling.sampler(
+        trainer.epoch, group_size=config.group_size, seed=config.seed, spec=trainer.objective
+    )
     draw = replace(trainer.first_draw, sampler=sampler, epoch=trainer.epoch)
 
     # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the

@@ -13,7 +13,7 @@ from pacorl.config.options import LARGEST
 from pacorl.config.reward_section import MeasureConfig, RewardConfig
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.sampler import Sampler, SamplingSteps, Steps, Tree, TreeOptions
+from pacorl.core.sampler import Sampler, Steps, Suffix, Tree, TreeOptions
 from pacorl.core.schedule import NoiseWindow
 from pacorl.core.sde import check_sde_steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
@@ -43,17 +43,22 @@ class PromptsConfig(Section):
     evaluation, unless `evaluation` names the training prompts themselves."""
 
 
-class SamplingConfig(SamplingSteps):
+class SamplingConfig(Section):
     """Sampling of training images: at a low resolution, with a few stochastic steps."""
 
     size: tuple[Positive, Positive] = (512, 512)
     """Height and width."""
     steps: Steps = 10
     """Denoising steps from noise to image."""
+    sde_type: Literal["flow_sde", "cps"] = "flow_sde"
+    """The stochastic step: Flow-GRPO's, or coefficients-preserving sampling."""
+    noise_level: float = Field(0.7, gt=0)
+    """a in σ_t = a·√(t/(1−t))."""
     sde_steps: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (1,)
     """Indices of the sampling steps that are stochastic, and trained. An objective of the endpoint noises endpoints to
     their sigmas, under the shift of the checkpoint's own training, and samples without noise, except to branch a tree
     of fewer seeds than samples."""
+    suffix: Suffix = Suffix()
     window: NoiseWindow = NoiseWindow()
     tree: TreeOptions = TreeOptions()
     """Branching of a group's samples; by default independent noise, as in the paper."""
@@ -80,10 +85,10 @@ class SamplingConfig(SamplingSteps):
 
     def sampler(self, epoch: int, *, group_size: int, seed: int, spec: ObjectiveSpec) -> Sampler:
         """Create the sampler of an epoch."""
-        # The config is validated already. An objective of the endpoint needs no noise, except to branch a tree.
+        # An objective of the endpoint needs no noise, except to branch a tree.
         tree = self.tree.resolve(group_size, steps=self.stochastic_steps)
         stochastic = spec.needs == "path" or tree.is_shared
-        return Sampler.model_construct(
+        return Sampler(
             size=Size(*self.size),
             steps=self.steps,
             sde_type=self.sde_type,

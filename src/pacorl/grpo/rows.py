@@ -91,8 +91,6 @@ class Division:
 
     prompts: int
     """Groups of an epoch, at least `prompts_per_epoch`."""
-    whole_groups: bool
-    """Whether each group is sampled by one process, and scored in one call."""
     batch: int
     """Samples per forward, at most `sampling.batch`."""
 
@@ -130,7 +128,7 @@ def divide(
         # Ranks that cut through a subtree would need its nodes on both of them.
         if divides and not (sharded and samples % math.lcm(batch, leaves) and leaves % batch):
             break
-    return Division(prompts, config.whole_groups, batch)
+    return Division(prompts, batch)
 
 
 def _units(

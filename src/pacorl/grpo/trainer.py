@@ -33,9 +33,9 @@ from pacorl.grpo.scoring import Scorer, overlaps, samples_per_call
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import JsonObject, read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
-from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError, WaitsForOutages
+from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.io.quiet import quiet, quiet_loading
-from pacorl.judge.judge import close_judge
+from pacorl.judge.judge import RemoteJudge, close_judge
 from pacorl.records.leaks import LEAKS
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import RewardFunction
@@ -235,7 +235,7 @@ class PolicyTrainer:
             timeout=config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.check_signal,
-            group_size=config.group_size if self.division.whole_groups else 1,
+            group_size=config.group_size if config.whole_groups else 1,
             per_call=samples_per_call(config.judge, device=device),
         )
         self._open.callback(self.scorer.close)
@@ -245,7 +245,7 @@ class PolicyTrainer:
         self.lora = LoraTraining(self.policy, config.optimizer, runtime=self.runtime, lags=lags)
         # From now on an outage is waited for.
         for judge in judges.values():
-            if isinstance(judge, WaitsForOutages):
+            if isinstance(judge, RemoteJudge):
                 judge.wait_for_outages()
 
     def _build_records(self, start: Path | None) -> None:

@@ -15,6 +15,7 @@ from pydantic import model_validator
 
 from pacorl.config.base import ModelSection
 from pacorl.io.net import is_url, service_url
+from pacorl.io.outage import OUTAGE_SECONDS
 from pacorl.types import Question, Verdict
 
 RETRIES = 6
@@ -43,6 +44,9 @@ class Judge(Protocol):
 @runtime_checkable
 class RemoteJudge(Judge, Protocol):
     """A judge outside this process: thread-safe, and to be closed at the end."""
+
+    def wait_for_outages(self, seconds: float = OUTAGE_SECONDS) -> None:
+        """From now on retry questions that no server answers, for up to `seconds`; then raise UnreachableError."""
 
     def close(self) -> None:
         """Abandon running requests."""

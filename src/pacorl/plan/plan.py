@@ -298,7 +298,8 @@ def _read(config: PolicyConfig, *, ask: bool) -> Data:
                 encoders.add(reward.clip)
             elif ask and scored and isinstance(reward, UserReward) and not hasattr(reward.reward, "load"):
                 try:
-                    alike += smoke_test({name: reward}, scored, size=Size(*size), timeout=config.reward_timeout)
+                    if smoke_test(name, reward, scored, size=Size(*size), timeout=config.reward_timeout):
+                        alike.append(name)
                 except RewardError as fault:
                     absences.append(MissingFile("rewards", name, str(fault), state="broken"))
     return Data(train, shown, leaks, encoders, [*absences, *sources.absences_of(config, encoders)], alike)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -151,49 +151,41 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
     )
 
 
-def smoke_test(
-    rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size, timeout: float = math.inf
-) -> list[str]:
-    """Make every reward ready and have it score two grid images of noise, before anything is generated.
+def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Size, timeout: float = math.inf) -> bool:
+    """Make a reward ready and have it score two grid images of noise, before anything is generated.
 
-    Two, since one image hides a reward that returns one score for the whole batch. Returns the names of the
-    rewards that score both alike.
+    Two, since one image hides a reward that returns one score for the whole batch. Returns whether both scores are
+    alike.
 
     Args:
         prompts: to choose the images' from.
-        timeout: seconds that a reward may score for, its loading aside.
+        timeout: seconds that it may score for, its loading aside.
 
     Raises:
-        RewardError: if a reward raises, does not return, returns a wrong number of scores, an invalid score or part, or
-            no score at all.
+        RewardError: if it raises, does not return, returns a wrong number of scores, an invalid score or part, or no
+            score at all.
     """
     # The largest grid has the most questions and panels.
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
     # Seeded, so that a reward scores the trial images equally each time.
     pixels = np.random.default_rng(0).integers(0, 256, (2, size.height, size.width, 3), dtype=np.uint8)
     images = [fromarray(pixels[0]), fromarray(pixels[1])]
-    alike = []
-    for name, reward in rewards.items():
-        if hasattr(reward, "load"):
-            reward.load()
-        try:
-            # The thread of a call that does not return is abandoned.
-            with closing(Workers(1, name="pacorl-trial")) as workers:
-                trial = workers.submit(partial(scores_of, name, reward, [prompt, prompt], images))
-                scores = outcome_of(trial, f"reward {name} (trial images)", seconds=timeout)
-        except CallTimeout as fault:
-            # A new run has nothing to save, and would hang again.
-            raise RewardError(str(fault)) from None
-        if scores == [None, None]:
-            reason = getattr(reward, "last_error", "")
-            why = f": {reason}" if reason else ""
-            raise RewardError(
-                f"reward {name!r} has no score for two trial images of {named([prompt])}{why}; a run stops where many "
-                "scores are missing: give a low score to an image that deserves one, and None if it cannot be scored"
-            )
-        if scores[0] == scores[1]:
-            alike.append(name)
-    return alike
+    if hasattr(reward, "load"):
+        reward.load()
+    try:
+        # The thread of a call that does not return is abandoned.
+        with closing(Workers(1, name="pacorl-trial")) as workers:
+            trial = workers.submit(partial(scores_of, name, reward, [prompt, prompt], images))
+            first, second = outcome_of(trial, f"reward {name} (trial images)", seconds=timeout)
+    except CallTimeout as fault:
+        # A new run has nothing to save, and would hang again.
+        raise RewardError(str(fault)) from None
+    if first is second is None:
+        raise RewardError(
+            f"reward {name!r} has no score for two trial images of {named([prompt])}; a run stops where many scores "
+            "are missing: give a low score to an image that deserves one, and None if it cannot be scored"
+        )
+    return first == second
 
 
 # --- helpers of rewards ----------------------------------------------------------------------------------------
