@@ -123,7 +123,7 @@ CASES = {
             "pacorl dataset pair {out}/set",
             "pacorl dataset export {out}/own --rankings {base}/examples/rankings/rankings.csv --test-share 0.25",
         ],
-        {"prompts": "set/*.jsonl", "images": "set/**/*.png", "export": "own/export/**/consistency_*.jsonl"},
+        {"prompts": "set/[!g]*.jsonl", "images": "set/**/*.png", "export": "own/export/**/consistency_*.jsonl"},
     ),
 }
 

@@ -94,7 +94,7 @@ def test_the_table_is_what_loops_give(gedit_folder: Path) -> None:
     figures = bench.figures(bench.measure([*bench.texts()]))
     expected = by_hand(gedit_folder)
     assert len(expected) == 3 * len(SUBSETS)
-    found = {name: figure.mean for name, figure in zip(bench.columns, figures, strict=True)}
+    found = {name: figure.mean for name, figure in zip(bench.table.columns, figures, strict=True)}
     assert found == pytest.approx(expected)
 
 

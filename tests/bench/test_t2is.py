@@ -122,7 +122,7 @@ def test_cases_without_a_figure(
     path.write_text(json.dumps(document))
     bench = bench_over(t2is_folder, finished(t2is_folder, tmp_path / "images"))
     (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(judge="here")).table.lines
-    cells = dict(zip(bench.columns, line.cells, strict=True))
+    cells = dict(zip(bench.table.columns, line.cells, strict=True))
     assert (_mean(cells["Style"]), _mean(cells["Style, all cases"])) == pytest.approx(figures)
     assert np.isnan(_mean(cells["Average"]))  # without aesthetics
 
@@ -138,7 +138,7 @@ def test_images_of_others_and_their_aesthetics(t2is_folder: Path, tmp_path: Path
     for name in ("jpeg_size", "aesthetic"):
         bench = bench_over(t2is_folder, images, aesthetics=load_aesthetics(JPEG_SIZE), aesthetics_name=name)
         (line, *_) = run(bench, tmp_path / name, BenchmarkOptions(judge="here")).table.lines
-        cells = dict(zip(bench.columns, line.cells, strict=True))
+        cells = dict(zip(bench.table.columns, line.cells, strict=True))
         assert _mean(cells["Identity"]) == 0.5
         values[name] = _mean(cells["Aesthetics"])
     assert values["aesthetic"] == pytest.approx(0.1 * values["jpeg_size"])  # LAION's are from 0 to 10

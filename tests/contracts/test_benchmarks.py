@@ -39,17 +39,19 @@ def _figures(
 ) -> dict[str, float]:
     """Column → figure of the example by a judge."""
     benchmark = spec.build(items, options, PacoReward(judge), folder)
-    assert benchmark.title
-    for row, published in benchmark.paper.rows.items() if benchmark.paper else ():
-        assert 0 < len(published) <= len(benchmark.columns), row
+    assert benchmark.table.title
+    for row, published in benchmark.paper.rows.items():
+        assert 0 < len(published) <= len(benchmark.table.columns), row
     keys = list(benchmark.texts())
     assert len(keys) >= len(COLOURS)
     rows = benchmark.measure(keys)
     assert [row["key"] for row in rows] == keys, "the rows of a measurement are not the requested items"
     assert not [row["error"] for row in rows if "error" in row]
     figures = benchmark.figures(rows)
-    assert len(figures) == len(benchmark.columns), f"{len(figures)} figures for {len(benchmark.columns)} columns"
-    return {column: figure.mean for column, figure in zip(benchmark.columns, figures, strict=True)}
+    assert len(figures) == len(benchmark.table.columns), (
+        f"{len(figures)} figures for {len(benchmark.table.columns)} columns"
+    )
+    return {column: figure.mean for column, figure in zip(benchmark.table.columns, figures, strict=True)}
 
 
 def test_every_benchmark_has_an_example() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import io
 import json
 import random
@@ -44,7 +43,7 @@ from pacorl.dataset.prompts import PAPER, read_taxonomy
 from pacorl.generate.storyboard import read_storyboard
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import Journal, dump_yaml, read_text, write_json, write_jsonl
-from pacorl.io.files import read_bytes
+from pacorl.io.files import read_bytes, write_atomic
 from pacorl.io.images import open_image, png_bytes, png_texts, upright_size
 from pacorl.io.uploads import submit_upload
 from pacorl.judge.calibration import read_calibration
@@ -152,11 +151,10 @@ def read_benchmark(path: Path, *, number: int) -> object:
 def write_grids(folder: Path) -> None:
     """A dataset of one prompt with two grid images."""
     write_jsonl(folder / "diverse.jsonl", [PROMPT | {"idx": "i"}])
-    rows = []
-    for number, name in enumerate(("a.png", "b.png")):
-        sha = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        rows.append({"group": "i", "number": number, "file": name, "sha256": sha})
-    write_jsonl(folder / "grids.jsonl", rows)
+    files = [folder / "grids/i" / name for name in ("a.png", "b.png")]
+    for file in files:
+        write_atomic(file, (folder / file.name).read_bytes())
+    DatasetStep(folder, "generate").finish(outputs=files, counts={})
 
 
 JSONL: dict[str, tuple[Any, Callable[[Path], Any]]] = {
@@ -246,8 +244,11 @@ READERS: dict[str, tuple[str, Reader]] = {
         "rankings.csv",
         Reader({"rankings.csv": CSV}, lambda path: import_rankings(path.parent / "set", path)),
     ),
-    # The image that a row names, or a prompt without enough grids, may be at fault.
-    "grids.jsonl": ("grids.jsonl", Reader(write_grids, lambda path: pair(path.parent), names=("/work/", "i: "))),
+    # The image that it names, or a prompt without enough grids, may be at fault.
+    "grids": (
+        "manifests/generate.json",
+        Reader(write_grids, lambda path: pair(path.parents[1]), names=("/work/", "i: ", "grids/")),
+    ),
     "card.yaml": (
         "hero/card.yaml",
         Reader({"hero/card.yaml": CARD, "hero/a.png": IMAGE}, lambda path: read_character(path.parent)),
@@ -417,8 +418,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         for key, value in (("output_image_count", 3), ("sub_caption", None), ("instruction", None))
     ),
     (GEDIT, {"key": "../k"}, "../k"),
-    ("grids.jsonl", {"file": "../secret.png"}, "../secret.png"),
-    ("grids.jsonl", {"number": 0}, "0"),
+    ("grids", {"outputs": {"../i/secret.png": "0", "grids/i/a.png": "0"}}, "../i/secret.png"),
 ]
 """A reader, a change of a record of its good file, None for its loss, and what the refusal names."""
 
@@ -446,7 +446,7 @@ def changed(record: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in (record | change).items() if value is not None}
 
 
-TWICE = ["instances.jsonl", "answers.jsonl", "dataset_prompts.jsonl", "import of rankings", "grids.jsonl", RANKS, GEDIT]
+TWICE = ["instances.jsonl", "answers.jsonl", "dataset_prompts.jsonl", "import of rankings", RANKS, GEDIT]
 
 
 @pytest.mark.parametrize("name", TWICE)

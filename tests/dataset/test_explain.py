@@ -61,7 +61,7 @@ def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
 
 def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
     _, model = llm(lambda messages, number: say("Yes"))
-    counts = explain(ranked, model, attempts=2, workers=1)
+    counts = explain(ranked, model, workers=1)
     pairs = {pair_key(pair): pair for pair in label(ranked)[0]}
     no = sum(not pair.consistent for pair in pairs.values())
     assert (counts["explained"], counts["contradicted"]) == (len(pairs) - no, no)

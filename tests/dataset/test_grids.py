@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -8,9 +9,10 @@ from dataset_folder import draw_unreliably
 from pacorl.core.grid import split
 from pacorl.dataset.folder import PromptRecord, read_instances, read_prompts
 from pacorl.dataset.grids import generate, instances_of, pair, panel_path
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.generate.image_queue import ImageSource
 from pacorl.generate.image_sources import image_source
-from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_texts
 from pacorl.types import Grid, Prompt, Size
@@ -38,7 +40,6 @@ def folder(dataset):
     made = dataset(prompts=3, grids=1, paired=False)
     for path in (made / "grids").rglob("*.png"):
         path.unlink()
-    (made / "grids.jsonl").unlink()
     return made
 
 
@@ -50,12 +51,10 @@ def test_generates_everything_once_with_seeds_and_recipes_that_stay_to_the_byte(
     """Another recipe would have every grid of a dataset generated again."""
     drawn = DrawnSource()
     assert generate(folder, source(drawn), grids=4) == {"grids": 12, "generated": 12, "missing": 0}
-    rows = read_jsonl(folder / "grids.jsonl")
-    assert len({row["seed"] for row in rows}) == 12
-    assert rows[0]["seed"] == 39529684342150259
-    recipe = png_texts(folder / rows[0]["file"])["pacorl recipe"]
+    recipes = {png_texts(path)["pacorl recipe"] for path in folder.glob("grids/*/*.png")}
     text = read_prompts(folder / "diverse.jsonl")[0].prompt.text
-    assert recipe == f'{{"generator": {{"checkpoint": "drawn"}}, "prompt": "{text}", "seed": {rows[0]["seed"]}}}'
+    assert len({json.loads(recipe)["seed"] for recipe in recipes}) == 12
+    assert f'{{"generator": {{"checkpoint": "drawn"}}, "prompt": "{text}", "seed": 39529684342150259}}' in recipes
     assert generate(folder, source(drawn), grids=4)["generated"] == 0
     assert drawn.generated == 12
 
@@ -139,6 +138,11 @@ def test_a_changed_grid_or_a_prompt_without_grids_is_named(dataset):
     write_atomic(folder / "grids/0000/1.png", b"not an image")
     with pytest.raises(ValueError, match=r"grids/0000/1\.png is not the image that was generated"):
         pair(folder)
-    write_jsonl(folder / "grids.jsonl", read_jsonl(folder / "grids.jsonl")[:2])
+    DatasetStep(folder, "generate").finish(
+        outputs=[folder / "grids/0000/0.png", folder / "grids/0000/1.png"], counts={}
+    )
     with pytest.raises(ValueError, match="0001"):
+        pair(folder)
+    (folder / "manifests" / "generate.json").unlink()
+    with pytest.raises(ValueError, match="pacorl dataset generate"):
         pair(folder)

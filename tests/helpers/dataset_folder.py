@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from PIL.Image import Image
 from tiny_sets import draw_grid, panels_of_prompt, redrawn
 
 from pacorl.dataset.folder import PromptRecord, read_prompts
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
@@ -53,16 +53,15 @@ def draw_unreliably(prompts: Sequence[Prompt], seeds: Sequence[int], *, panel_si
 
 
 def write_grids(folder: Path, records: list[PromptRecord], *, grids: int, panel_size: int = 32) -> None:
-    rng, rows = random.Random(7), []
+    rng, files = random.Random(7), []
     for record in records:
         panels = panels_of_prompt(record.prompt)
         for number in range(grids):
             name = f"grids/{record.idx}/{number}.png"
             sheet = draw_grid(redrawn(panels, chance=0.35, rng=rng), record.prompt.grid, panel_size)
-            content = png_bytes(sheet)
-            write_atomic(folder / name, content)
-            rows.append({"group": record.idx, "number": number, "file": name, "sha256": sha256(content).hexdigest()})
-    write_jsonl(folder / "grids.jsonl", rows)
+            write_atomic(folder / name, png_bytes(sheet))
+            files.append(folder / name)
+    DatasetStep(folder, "generate").finish(outputs=files, counts={})
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import Row, Texts, paper_table
+from pacorl.bench.suite import Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.io.documents import JsonObject
@@ -55,10 +55,8 @@ class ConsistencyRank:
     data: Dataset[Ranked]
     judge: PacoReward
 
-    title = "ConsistencyRank"
-    columns = tuple(MEASURES.values())
+    table = Table("ConsistencyRank", tuple(MEASURES.values()), notes=(NOTE,), resampled="folders")
     paper = paper_table("consistency_rank")
-    note, resampled = NOTE, "folders"
 
     def settings(self) -> JsonObject:
         return {"benchmark": "consistency-rank", "data": self.data.fingerprint, "judge": self.judge.name}

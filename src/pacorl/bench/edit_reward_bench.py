@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from pacorl.bench.benchmarks import BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import PaperTable, Row, Texts, macro_means, paper_table
+from pacorl.bench.suite import NO_PAPER, PaperTable, Row, Table, Texts, macro_means, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.documents import JsonObject, blamed_on, read_records, typed
@@ -135,7 +135,7 @@ class PairTable:
     row: type[EditRewardRow | VcRewardRow | CompassRow]
     columns: Mapping[str, int]
     """Column → index of its figure among all."""
-    paper: PaperTable | None = None
+    paper: PaperTable = NO_PAPER
     note: str
 
 
@@ -191,9 +191,9 @@ class EditRewardBench:
     kind: Kind = "edit-reward-bench"
 
     def __post_init__(self) -> None:
-        self.table = TABLES[self.kind]
-        self.title, self.columns, self.paper = self.table.title, tuple(self.table.columns), self.table.paper
-        self.note, self.resampled = self.table.note, "instructions"
+        form = TABLES[self.kind]
+        self.paper, self.figure_of_column = form.paper, [*form.columns.values()]
+        self.table = Table(form.title, tuple(form.columns), notes=(form.note,), resampled="instructions")
 
     @cached_property
     def _outputs(self) -> dict[str, tuple[Choice, int]]:
@@ -257,7 +257,7 @@ class EditRewardBench:
         def statistic(drawn: Indices) -> Floats:
             macro = macro_means(right_N2, task_N, dimension_N, drawn, shape=(len(tasks), len(DIMENSIONS)))
             overall = macro_means(right_N2, task_N * 0, dimension_N, drawn, shape=(1, len(DIMENSIONS)))
-            return np.concatenate([*macro, overall[0]])[[*self.table.columns.values()]]
+            return np.concatenate([*macro, overall[0]])[self.figure_of_column]
 
         # Rows of one instruction share their images, so the bootstrap draws them together.
         return bootstrap([choice.instruction for choice in choices], statistic)

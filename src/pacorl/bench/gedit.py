@@ -23,12 +23,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import Row, Texts, macro_means, paper_table
+from pacorl.bench.suite import Row, Table, Texts, macro_means, paper_table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, generate_missing
 from pacorl.io.documents import JsonObject, object_within, read_records, read_yaml, typed
 from pacorl.io.files import safe_name, text_digest
 from pacorl.io.terminal import Progress
+from pacorl.judge.chat import ATTEMPTS
 from pacorl.judge.judge import Judge, is_address
 from pacorl.records.fields import Name, by_key
 from pacorl.types import Prompt, Question
@@ -42,14 +43,18 @@ EDITS = "edits.jsonl"
 LANGUAGES = ("en", "cn")
 SUBSETS = ("EN-I", "EN", "CN-I", "CN")
 FIGURES = ("SC", "PQ", "O")
+COLUMNS = tuple(f"{subset} {figure}" for subset, figure in product(SUBSETS, FIGURES))
+NOTE = (
+    "SC, PQ and O = √(SC · PQ) of each edit, from 0 to 10; mean per task type, then over the task types, 11 in the "
+    "published data. -I is the intersection subset. The published rows were rated by another model with VIEScore's own "
+    "words: compare with care."
+)
 WORKERS = 8
 """Ratings at a time, of a rater at a server."""
 RUBRIC = Path(__file__).with_name("rubric.yaml")
 INSTRUCTION = "{instruction}"
 BEST = 10
 """Highest score."""
-ATTEMPTS = 3
-"""Number of questions before an unusable answer is given up."""
 
 
 class Edit(BaseModel):
@@ -125,16 +130,8 @@ class GeditBench:
     workers: int
     """Number of concurrent ratings."""
 
-    title = "GEdit-Bench"
-    columns = tuple(f"{subset} {figure}" for subset, figure in product(SUBSETS, FIGURES))
+    table = Table("GEdit-Bench", COLUMNS, notes=(NOTE,), resampled="edits")
     paper = paper_table("gedit")
-
-    note = (
-        "SC, PQ and O = √(SC · PQ) of each edit, from 0 to 10; mean per task type, then over the task types, 11 in the "
-        "published data. -I is the intersection subset. The published rows were rated by another model with VIEScore's "
-        "own words: compare with care."
-    )
-    resampled = "edits"
 
     def settings(self) -> JsonObject:
         return {

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
-from pacorl.bench.suite import Benchmark, Line, PaperTable, Row, Table
+from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.config.options import UsageError, packed_form
 from pacorl.core.batches import in_batches
 from pacorl.core.ranking import FEWEST, Interval, difference
@@ -184,7 +184,7 @@ def run(
     # The table as a page and as JSON.
     page = render(
         "benchmark.html",
-        title=benchmark.title,
+        title=benchmark.table.title,
         name=options.subject,
         remarks=remarks,
         tables=[outcome.table],
@@ -229,7 +229,7 @@ def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path, *, name:
     other = read_journal(against / RESULTS)
     shared = [row for row in rows if "error" not in other.get(row["key"], {"error": ""})]
     if not shared:
-        return [Line(f"{against.name} has measured none of these items", (None,) * len(benchmark.columns))]
+        return [Line(f"{against.name} has measured none of these items", (None,) * len(benchmark.table.columns))]
     # The same items in one order are resampled alike, so that the differences are paired.
     before = benchmark.figures([other[row["key"]] for row in shared])
     after = benchmark.figures(shared)
@@ -271,7 +271,7 @@ def _gather(
         if against:
             lines += _compared(benchmark, good, against, name=name)
     # The paper's rows, padded to our columns, unless the data are clearly others in the published form.
-    paper, notes = benchmark.paper or PaperTable("", {}), [benchmark.note]
+    paper, notes = benchmark.paper, [*benchmark.table.notes]
     if benchmark.data.total < paper.items / 2:
         notes.append(
             f"The rows of {paper.source} are left out: these {benchmark.data.total:,} items are not the published "
@@ -279,7 +279,7 @@ def _gather(
         )
     else:
         for paper_name, figures in paper.rows.items():
-            empty = (None,) * (len(benchmark.columns) - len(figures))
+            empty = (None,) * (len(benchmark.table.columns) - len(figures))
             lines.append(Line(paper_name, (*figures, *empty), published=True))
 
     return Outcome(
@@ -288,5 +288,5 @@ def _gather(
         measured=len(good),
         missing=missing,
         trained_on=leaked,
-        table=Table(benchmark.title, benchmark.columns, tuple(lines), paper.source, notes, benchmark.resampled),
+        table=replace(benchmark.table, lines=tuple(lines), source=paper.source, notes=notes),
     )

@@ -37,6 +37,9 @@ class PaperTable(NamedTuple):
     """Number of items of the published data, of one language if there are two."""
 
 
+NO_PAPER = PaperTable("", {})
+
+
 def paper_table(name: str) -> PaperTable:
     """Read a table of published.json."""
     table = read_object(PUBLISHED)[name]
@@ -45,32 +48,20 @@ def paper_table(name: str) -> PaperTable:
 
 
 class Benchmark(Protocol):
-    """Items with keys, a measurement per item, figures over many; title, columns and paper belong to the class."""
+    """Items with keys, a measurement per item, figures over many; table and paper belong to the class."""
 
     # Properties, so that an entry may be a frozen dataclass and its constants need no annotations.
     @property
-    def title(self) -> str:
-        """Heading of the tables."""
+    def table(self) -> Table:
+        """The table, without lines."""
 
     @property
-    def columns(self) -> Sequence[str]:
-        """Names of the figures."""
-
-    @property
-    def paper(self) -> PaperTable | None:
-        """Published rows for comparison, if there are any."""
+    def paper(self) -> PaperTable:
+        """Published rows for comparison, `NO_PAPER` without any."""
 
     @property
     def data(self) -> Dataset[Any]:
         """Items, and the records that were left out."""
-
-    @property
-    def note(self) -> str:
-        """Line under the main table."""
-
-    @property
-    def resampled(self) -> str:
-        """Groups that the intervals draw, such as `folders`."""
 
     def settings(self) -> Mapping[str, Any]:
         """Inputs of the results, as JSON: the data, the judge, the questions."""
@@ -102,12 +93,12 @@ class Table:
 
     title: str
     columns: Sequence[str]
-    lines: tuple[Line, ...]
+    lines: tuple[Line, ...] = ()
     source: str = ""
     """Citation of the published rows, e.g. `arXiv 2512.04784, Tab. 2`."""
     notes: Sequence[str] = ()
     resampled: str = ""
-    """Groups that the intervals draw."""
+    """Groups that the intervals draw, such as `folders`."""
 
     @property
     def footnotes(self) -> list[str]:

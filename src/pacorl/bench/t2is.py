@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import Row, Texts, paper_table
+from pacorl.bench.suite import Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.devices import available_device
 from pacorl.core.grid import split
@@ -66,7 +66,6 @@ AESTHETIC, AESTHETIC_SCALE = "aesthetic", 0.1
 WEIGHTS = (0.2, 0.3, 0.5)
 """Weights of aesthetics, alignment and consistency."""
 
-PAPER = paper_table("t2is")
 COLUMNS = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{n}, all cases" for n in CONSISTENT))
 NOTE = (
     "Average = 0.2 · aesthetics + 0.3 · mean alignment + 0.5 · mean consistency. Consistency leaves out cases whose "
@@ -171,10 +170,8 @@ class T2isBench:
     """Reward of single images."""
     aesthetics_name: str = ""
 
-    title = "T2IS-Bench"
-    columns = COLUMNS
-    paper = PAPER
-    note, resampled = NOTE, "cases"
+    table = Table("T2IS-Bench", COLUMNS, notes=(NOTE,), resampled="cases")
+    paper = paper_table("t2is")
 
     def settings(self) -> JsonObject:
         data, judge = self.data.fingerprint, self.judge.name

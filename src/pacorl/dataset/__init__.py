@@ -4,7 +4,7 @@ A dataset is a folder; every step reads the files of earlier steps and adds its 
 
     prompts.jsonl      T2IS records                                  `prompts`
     diverse.jsonl      the selected records                          `diversify`
-    grids/             GROUP/SEED.png, listed in grids.jsonl         `generate`
+    grids/             GROUP/NUMBER.png                               `generate`
     images/            GROUP/SEED_POSITION.png, in instances.jsonl   `pair`
     answers.jsonl      events of the annotators, one a line          `annotate`
     rankings.jsonl     the valid answers                             `export`

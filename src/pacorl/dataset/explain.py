@@ -22,7 +22,7 @@ from pacorl.io.documents import Journal, JsonObject
 from pacorl.io.files import inside
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
-from pacorl.judge.chat import ChatError, ChatModel
+from pacorl.judge.chat import ATTEMPTS, ChatError, ChatModel
 from pacorl.types import Comparison
 
 DIMENSIONS = ("style", "identity", "logic")
@@ -47,15 +47,11 @@ def explain(
     folder: Path,
     model: ChatModel,
     *,
-    attempts: int = 3,
     workers: int = 4,
     limit: int | None = None,
     progress: Progress = silent,
 ) -> JsonObject:
     """Explain labelled pairs: rankings → explanations.jsonl.
-
-    Args:
-        attempts: number of answers per pair before it is flagged.
 
     Returns:
         The number of explained, flagged and failed pairs.
@@ -74,17 +70,16 @@ def explain(
             missing.append(pair)
 
     # Explain them, and count all pairs. Answers arrive in any order, and the journal keeps each at once.
-    answer = partial(explain_pair, folder, model, attempts=attempts)
+    answer = partial(explain_pair, folder, model)
     fill_journal(journal, missing, answer, workers=workers, progress=progress)
     status = Counter(rows[key]["status"] for key in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
-    options = {"model": model.model, "attempts": attempts}
-    step = DatasetStep(folder, "explain", inputs=ranking_files(folder), options=options)
+    step = DatasetStep(folder, "explain", inputs=ranking_files(folder), options={"model": model.model})
     return step.finish(outputs=[path], counts=counts)
 
 
-def explain_pair(folder: Path, model: ChatModel, pair: Comparison, *, attempts: int = 3) -> JsonObject:
-    """Request one row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed`."""
+def explain_pair(folder: Path, model: ChatModel, pair: Comparison) -> JsonObject:
+    """Request one row of explanations.jsonl: `explained`, `contradicted` (after ATTEMPTS), or `failed`."""
     row: JsonObject = {"key": pair_key(pair), "consistent": pair.consistent, "reasons": "", "error": ""}
     content: list[JsonObject] = []
     for image in pair.images:
@@ -94,15 +89,15 @@ def explain_pair(folder: Path, model: ChatModel, pair: Comparison, *, attempts: 
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": request_text(pair)}]}]
 
     try:
-        # Each malformed answer may itself be requested again: at most attempts² requests.
-        for _ in range(attempts):
-            explanation = model.ask_json(messages, Explanation, check=lambda answer: None, attempts=attempts)
+        # Each malformed answer may itself be requested again: at most ATTEMPTS² requests.
+        for _ in range(ATTEMPTS):
+            explanation = model.ask_json(messages, Explanation, check=lambda answer: None)
             # The model may reject the label. Its reasons then argue against the label that the judge is trained on.
             if (explanation.answer == "Yes") == pair.consistent:
                 return row | {"status": "explained", "reasons": explanation.reasons}
     except ChatError as error:
         return row | {"status": "failed", "error": str(error)}
-    return row | {"status": "contradicted", "error": f"{attempts} answers argued for the other label"}
+    return row | {"status": "contradicted", "error": f"{ATTEMPTS} answers argued for the other label"}
 
 
 def request_text(pair: Comparison) -> str:

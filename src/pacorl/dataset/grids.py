@@ -1,7 +1,7 @@
 """Generate grids of every prompt (`pacorl dataset generate`), cut and combine them into questions (`pair`).
 
 The image queue generates: every grid carries its recipe, an interrupted call continues, and several processes may
-share the prompts; the last to finish lists the grids.
+share the prompts; the last to finish writes the manifest, which lists the grids.
 
 For every sub-figure of every grid as the reference, and for every other position, the candidates are the sub-figures
 at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids of 2×2 give 16 × 3 = 48 instances, and
@@ -16,17 +16,14 @@ from itertools import permutations
 from pathlib import Path
 from random import Random
 
-from pydantic import BaseModel
-
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing, unfinished_batches
-from pacorl.io.documents import blamed_on, read_records, typed, write_jsonl
-from pacorl.io.files import digest, flush_all, inside, read_bytes, write_atomic
+from pacorl.io.documents import blamed_on
+from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
-from pacorl.records.fields import by_key
 from pacorl.tiny.words import check_tiny_grid
 from pacorl.types import TINY
 
@@ -47,7 +44,7 @@ def generate(
     shard: Shard = Shard(),
     progress: Progress = silent,
 ) -> dict[str, int]:
-    """Generate the missing grids of this shard; list all in grids.jsonl as soon as none is missing.
+    """Generate the missing grids of this shard; list all in the manifest as soon as none is missing.
 
     Returns:
         The number of grids in all, generated now, and missing (of other shards).
@@ -69,16 +66,9 @@ def generate(
     missing = sum(len(batch.missing) for batch in unfinished_batches(jobs, folder, source))
     # Only the last process to finish lists the grids of all shards.
     if not missing:
-        rows = []
-        for job in jobs:
-            group, _, number = job.key.rpartition("/")
-            row = {"group": group, "number": int(number), "file": job.file, "seed": source.seed_of(job)}
-            rows.append(row | {"sha256": digest(folder / job.file)})
-        write_jsonl(folder / "grids.jsonl", rows)
-        # The manifest marks the step as done.
         options = {"generator": dict(source.generator)}
         step = DatasetStep(folder, "generate", inputs=[prompts], options=options, seed=source.seed)
-        step.finish(outputs=[folder / "grids.jsonl"], counts={"grids": len(jobs)})
+        step.finish(outputs=[folder / job.file for job in jobs], counts={"grids": len(jobs)})
     return {"grids": len(jobs), "generated": generated, "missing": missing}
 
 
@@ -125,7 +115,7 @@ def pair(
     limit: int | None = None,
     progress: Progress = silent,
 ) -> dict[str, int]:
-    """Cut the grids of grids.jsonl, and write instances.jsonl.
+    """Cut the generated grids, and write instances.jsonl.
 
     Args:
         limit: the number of questions at most, evenly spread over the prompts.
@@ -154,13 +144,14 @@ def pair(
     counts = {"prompts": len(shares), "panels": len(panels), "instances": sum(share for _, share in shares)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
-    step = DatasetStep(folder, "pair", inputs=[prompts, folder / "grids.jsonl"])
+    step = DatasetStep(folder, "pair", inputs=[prompts, DatasetStep(folder, "generate").path])
     if step.counts_if_done() == counts and all((folder / name).is_file() for name in panels):
         return counts
 
     # Cut the grids, and wait for the disk once before the manifest names the panels.
     for done, (record, number) in enumerate(cuts, 1):
-        cut(folder, grids[record.idx][number], record, number)
+        path, sha256 = grids[record.idx][number]
+        cut(folder, path, sha256, record, number)
         progress(done, len(cuts))
     flush_all()
     target = folder / "instances.jsonl"
@@ -169,7 +160,7 @@ def pair(
 
 
 def _shares(
-    records: Sequence[PromptRecord], grids: Mapping[str, Sequence[GridRow]], limit: int | None
+    records: Sequence[PromptRecord], grids: Mapping[str, Sequence[tuple[Path, str]]], limit: int | None
 ) -> list[tuple[PromptRecord, int]]:
     """Return the prompts with their numbers of questions, counted before any is made: 100,000 prompts have millions."""
     shares = []
@@ -186,36 +177,26 @@ def _shares(
     return shares
 
 
-class GridRow(BaseModel):
-    """A line of grids.jsonl."""
-
-    group: str
-    number: int
-    file: str
-    sha256: str
-
-
-def grids_of(folder: Path) -> dict[str, list[GridRow]]:
-    """Group → its grids in order, as listed in grids.jsonl."""
-    path = folder / "grids.jsonl"
-    rows = read_records(path, lambda row: typed(row, GridRow), fix="run `pacorl dataset generate` first")
-    grids: dict[str, list[GridRow]] = {}
-    for row in by_key(rows, lambda row: (row.group, row.number), source=path).values():
-        grids.setdefault(row.group, []).append(row)
-    for of_group in grids.values():
-        of_group.sort(key=lambda row: row.number)
+def grids_of(folder: Path) -> dict[str, list[tuple[Path, str]]]:
+    """Map each group to its grids in order, each with its SHA-256, by the manifest of `generate`."""
+    step = DatasetStep(folder, "generate")
+    made = step.last()
+    if made is None:
+        raise ValueError(f"{step.path} lists no grids; run `pacorl dataset generate` to the end")
+    grids: dict[str, list[tuple[Path, str]]] = {}
+    with blamed_on(step.path):
+        for file, sha256 in made.outputs.items():
+            path = inside(folder, file)
+            grids.setdefault(path.parent.name, []).append((path, sha256))
     return grids
 
 
-def cut(folder: Path, grid: GridRow, record: PromptRecord, number: int) -> None:
+def cut(folder: Path, path: Path, sha256: str, record: PromptRecord, number: int) -> None:
     """Write the sub-figures of one grid, which reach the disk later."""
-    file = folder / grid.file
-    with blamed_on(folder / "grids.jsonl"):
-        data = read_bytes(inside(folder, grid.file))
     # A replaced image would be ranked under the recipe of another.
-    if sha256(data).hexdigest() != grid.sha256:
-        raise ValueError(f"{file} is not the image that was generated; run `pacorl dataset generate` again")
-    with blamed_on(file):
-        panels = split(open_image(data), record.prompt.grid)
+    if digest(path) != sha256:
+        raise ValueError(f"{path} is not the image that was generated; run `pacorl dataset generate` again")
+    with blamed_on(path):
+        panels = split(open_image(path), record.prompt.grid)
     for position, panel in enumerate(panels):
         write_atomic(folder / panel_path(record.idx, number, position), png_bytes(panel), flush=False)

@@ -29,7 +29,7 @@ class DatasetStep:
     """One step's work on one dataset folder.
 
     Example:
-        step = DatasetStep(folder, "pair", inputs=[folder / "grids.jsonl"])
+        step = DatasetStep(folder, "pair", inputs=[folder / "prompts.jsonl"])
         if step.counts_if_done() is None:
             step.finish(outputs=[write_pairs()], counts={"pairs": 48})
     """

@@ -91,7 +91,7 @@ def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) ->
 # --- writers -----------------------------------------------------------------------------------------------------
 
 
-def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
+def llm_writer(model: ChatModel) -> Writer:
     """Writer that asks a language model for one record of a subject at a time."""
 
     def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
@@ -104,7 +104,7 @@ def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
             compose(reply.theme, reply.panels, order.grid, shared=reply.shared)
 
         text = request_text(order, themes)
-        reply = ask_for_set(model, text, count=order.grid.count, check=check, attempts=attempts)
+        reply = ask_for_set(model, text, count=order.grid.count, check=check)
         prompt = compose(reply.theme, reply.panels, order.grid, shared=reply.shared)
         return record_of(replace(prompt, size=SIZE, criteria=reply.criteria)) | _kind(order, source="Generated")
 

@@ -51,12 +51,7 @@ def open_writer(source: str) -> PanelWriter | None:
 
 
 def ask_for_set(
-    chat: ChatModel,
-    request: str,
-    *,
-    count: int,
-    check: Callable[[SetReply], None] = lambda reply: None,
-    attempts: int = 3,
+    chat: ChatModel, request: str, *, count: int, check: Callable[[SetReply], None] = lambda reply: None
 ) -> SetReply:
     """Ask for a set of `count` panels that can be composed to a prompt and passes `check`.
 
@@ -72,7 +67,7 @@ def ask_for_set(
         check(reply)
 
     messages = [{"role": "user", "content": request}]
-    return chat.ask_json(messages, SetReply, check=check_reply, attempts=attempts)
+    return chat.ask_json(messages, SetReply, check=check_reply)
 
 
 def sentence_text(sentence: str, count: int) -> str:

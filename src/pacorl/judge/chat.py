@@ -17,6 +17,8 @@ from pacorl.io.documents import object_within, typed
 from pacorl.io.net import ServiceFault, client_options, own_headers, service_faults, service_url
 
 OPENAI_URL = "https://api.openai.com/v1"
+ATTEMPTS = 3
+"""Answers that are asked for, at most, until one can be used."""
 
 Message = dict[str, Any]
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -63,9 +65,7 @@ class ChatModel:
             raise ChatError("the answer is empty")
         return text
 
-    def ask_json(
-        self, messages: Sequence[Message], schema: type[Reply], *, check: Callable[[Reply], None], attempts: int = 3
-    ) -> Reply:
+    def ask_json(self, messages: Sequence[Message], schema: type[Reply], *, check: Callable[[Reply], None]) -> Reply:
         """Ask for an answer by `schema` that passes `check`; faults are sent back to the model.
 
         Args:
@@ -77,7 +77,7 @@ class ChatModel:
         # Only the last faulty answer is sent back: a growing conversation costs more each time.
         conversation = list(messages)
         fault = ""
-        for _ in range(attempts):
+        for _ in range(ATTEMPTS):
             text = self.ask(conversation)
             try:
                 answer = typed(object_within(text), schema)
@@ -87,4 +87,4 @@ class ChatModel:
                 fault = str(error)
             plea = f"That answer cannot be used: {fault}. Answer again, with the corrected JSON object only."
             conversation = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": plea}]
-        raise ChatError(f"{attempts} answers in a row could not be used; the last: {fault}")
+        raise ChatError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
