@@ -148,7 +148,7 @@ def train_steady(out: Path, *, start: Path) -> None:
     """Train a LoRA of the tiny Kontext in `start` by faultless teachers, so that it keeps what is not to change."""
     torch.manual_seed(0)
     out.mkdir(parents=True, exist_ok=True)
-    policy = KONTEXT.from_pretrained(start, dtype="float32", **OPTIONS)
+    policy = KONTEXT.load(KONTEXT.options_for(str(start), dtype="float32", **OPTIONS))
     transformer, targets = policy.pipeline.transformer, policy.lora_targets
     add_lora(transformer, rank=RANK, alpha=RANK, targets=targets)
     examples = Examples(policy)

@@ -35,7 +35,7 @@ def measures(prompts: Sequence[Prompt], sets: Sequence[Sequence[Panel | None]]) 
 
 def measure(folder: Path, *, size: int, grid: Grid, count: int, steps: int = 8) -> None:
     """Print the measures of a generator's sheets, and save a contact sheet."""
-    policy = FLUX.from_pretrained(folder, dtype="float32", guidance_scale=3.5, max_sequence_length=48)
+    policy = FLUX.load(FLUX.options_for(str(folder), dtype="float32", guidance_scale=3.5, max_sequence_length=48))
     prompts = set_prompts("test", count, grid=grid)
     sampler = Sampler(size=Size(size * grid.rows, size * grid.cols), steps=steps)
     seeds = [seed_of("measure", prompt.id) for prompt in prompts]

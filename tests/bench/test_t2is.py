@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from asked import Asked
 from PIL import Image
-from tiny_runs import JPEG_SIZE
 from typer.testing import CliRunner, Result
 
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.running import run
-from pacorl.bench.t2is import PAPER, T2isBench, average, load_aesthetics, read_cases
+from pacorl.bench.suite import paper_table
+from pacorl.bench.t2is import T2isBench, average, read_cases
 from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.gate.paco_reward import PacoReward
@@ -32,9 +32,9 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["benchmark", "t2is", "--judge", "tiny", *[str(argument) for argument in arguments]])
 
 
-@pytest.mark.parametrize("name", [name for name in PAPER.rows if "Qwen" in name])
+@pytest.mark.parametrize("name", [name for name in paper_table("t2is").rows if "Qwen" in name])
 def test_the_ten_published_averages_are_reproduced(name: str) -> None:
-    aesthetics, *figures, published = PAPER.rows[name]
+    aesthetics, *figures, published = paper_table("t2is").rows[name]
     assert round(average(aesthetics, figures[:3], figures[3:]), 3) == pytest.approx(published, abs=0.0011)
 
 
@@ -73,7 +73,7 @@ def by_hand(folder: Path, images: Path, judge: LocalJudge) -> dict[str, Any]:
 def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
     arguments = (
         t2is_folder, "--model", "tiny", "--steps", 2, "--size", "64x64", "--out", tmp_path / "run",
-        "--aesthetics", JPEG_SIZE, "--json", "--limit", 3,
+        "--json", "--limit", 3,
     )  # fmt: skip
     done = command(*arguments)
     assert done.exit_code == 0, (done.output, done.exception)
@@ -134,14 +134,11 @@ def _mean(value: Interval | float | None) -> float:
 
 def test_images_of_others_and_their_aesthetics(t2is_folder: Path, tmp_path: Path) -> None:
     images = finished(t2is_folder, tmp_path / "images")
-    values = {}
-    for name in ("jpeg_size", "aesthetic"):
-        bench = bench_over(t2is_folder, images, aesthetics=load_aesthetics(JPEG_SIZE), aesthetics_name=name)
-        (line, *_) = run(bench, tmp_path / name, BenchmarkOptions(judge="here")).table.lines
-        cells = dict(zip(bench.table.columns, line.cells, strict=True))
-        assert _mean(cells["Identity"]) == 0.5
-        values[name] = _mean(cells["Aesthetics"])
-    assert values["aesthetic"] == pytest.approx(0.1 * values["jpeg_size"])  # LAION's are from 0 to 10
+    bench = bench_over(t2is_folder, images, aesthetics=lambda prompts, images: [6.0 for _ in images])
+    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(judge="here")).table.lines
+    cells = dict(zip(bench.table.columns, line.cells, strict=True))
+    assert _mean(cells["Identity"]) == 0.5
+    assert _mean(cells["Aesthetics"]) == pytest.approx(0.6)  # LAION's are from 0 to 10
 
 
 # --- leaks ---------------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
 
 def test_a_short_last_page_keeps_the_size_of_panels_and_goes_on_with_the_seeds():
     board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
-    other = Generator(FLUX.from_pretrained("tiny", max_sequence_length=96), model="another")
+    other = Generator(FLUX.load(FLUX.options_for("tiny", dtype="float32", max_sequence_length=96)), model="another")
     ranked = {"best_of": 2, "judge": brightness(), "keep_all": True}
     first, last, second, end = generate_storyboard(other, board, size=SIZE, steps=1, seed=3, **ranked)
     assert [{one.recipe.seed, other.recipe.seed} for one, other in ((first, last), (second, end))] == [{3, 4}, {5, 6}]

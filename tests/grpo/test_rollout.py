@@ -192,7 +192,7 @@ def test_before_an_update_the_ratio_is_exactly_one(
 
 
 def test_a_process_may_lack_the_sample_that_names_a_node(policy: FluxPolicy) -> None:
-    sampler = SAMPLER.model_copy(update={"tree": Tree(1, (4, 1))})
+    sampler = replace(SAMPLER, tree=Tree(1, (4, 1)))
     numbered = [Row(PROMPTS[0], number) for number in range(4)]
     whole, half = (finals(drawn(policy, share, sampler=sampler)) for share in (numbered, numbered[2:]))
     torch.testing.assert_close(half, whole[2:], rtol=0, atol=1e-5)

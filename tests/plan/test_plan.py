@@ -53,7 +53,7 @@ def measured_peak(run: profile) -> int:
 
 
 def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak() -> None:
-    policy, size = FLUX.from_pretrained("tiny", max_sequence_length=48), Size(128, 128)
+    policy, size = FLUX.load(FLUX.options_for("tiny", dtype="float32", max_sequence_length=48)), Size(128, 128)
     configs = sources.generator_of(policy.options, FLUX).configs
     inputs = Inputs(policy_on_meta(FLUX, policy.options, configs))
     conditioning = Conditioning(

@@ -1,5 +1,7 @@
 """Compiled blocks: one form for sampling and training, so that the ratio before an update is exactly 1."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from compiled import PROMPTS, SIZE, small_policy
@@ -54,7 +56,7 @@ def test_log_probs_of_compiled_blocks_are_equal_in_sampling_and_training(
 ) -> None:
     transformer: nn.Module = policy.transformer
     # A step without noise is a graph more of each block, which one type compiles.
-    sampler = SAMPLER if dtype == torch.float32 else SAMPLER.model_copy(update={"steps": 2})
+    sampler = SAMPLER if dtype == torch.float32 else replace(SAMPLER, steps=2)
     eager = sampled(policy, ConditioningCache(policy), as_trained=True, sampler=sampler)
     compile_blocks(transformer)
     cache = ConditioningCache(policy)

@@ -34,7 +34,7 @@ def judge() -> LocalJudge:
 
 @pytest.fixture(scope="module")
 def policy() -> FluxPolicy:
-    return FLUX.from_pretrained("tiny", max_sequence_length=48)
+    return FLUX.load(FLUX.options_for("tiny", dtype="float32", max_sequence_length=48))
 
 
 def test_the_judge_is_right_about_held_out_pairs(judge: LocalJudge) -> None:

@@ -31,7 +31,7 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
     limit: int | None = option(None, "At most so many items, evenly spread over the data.", min=1, max=LARGEST)
     against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
     as_json: bool = option(False, "Print JSON.", "--json")
-    aesthetics: str = option("", "t2is: a reward of single images, with scores from 0 to 1, or aesthetic (LAION's).")
+    aesthetics: bool = option(False, "t2is: measure aesthetics too, by LAION's predictor.")
     model: str = inherited(GeneratorOptions, "model", default="", help="A diffusers folder, a hub name, or tiny.")
     images: Path | None = option(None, "A folder of finished images; nothing is generated then.")
     image_batch: int = option(4, "Images per forward.", min=1, max=LARGEST)

@@ -98,7 +98,7 @@ class ConsistencyRank:
             if len(row["scores"]) != len(true):
                 raise ValueError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
             agreement = rank_agreement(order_of(row["scores"]), true)
-            measures.append([float(getattr(agreement, name)) for name in MEASURES])
+            measures.append([agreement[name] for name in MEASURES])
             folders.append(item.folder)
 
         measure_NM = np.array(measures)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -61,8 +60,8 @@ PAIR = Size(512, 512)
 """Size of the images of a pair, which a judge's processor rounds to its patches."""
 SERVED_PAIR = Size(504, 504)
 """That size as Qwen2.5-VL reads it, for a judge whose processor is elsewhere."""
-AESTHETIC, AESTHETIC_SCALE = "aesthetic", 0.1
-"""LAION's predictor, and the factor that brings its scores to 0..1."""
+AESTHETIC_SCALE = 0.1
+"""Factor that brings the scores of LAION's predictor to 0..1."""
 WEIGHTS = (0.2, 0.3, 0.5)
 """Weights of aesthetics, alignment and consistency."""
 
@@ -167,15 +166,14 @@ class T2isBench:
     made_by: JsonObject
     """Description of the images in the settings."""
     aesthetics: Reward | None = None
-    """Reward of single images."""
-    aesthetics_name: str = ""
+    """LAION's predictor, if it is asked for."""
 
     table = Table("T2IS-Bench", COLUMNS, notes=(NOTE,), resampled="cases")
     paper = paper_table("t2is")
 
     def settings(self) -> JsonObject:
         data, judge = self.data.fingerprint, self.judge.name
-        images: JsonObject = {"images": dict(self.made_by), "aesthetics": self.aesthetics_name}
+        images: JsonObject = {"images": dict(self.made_by), "aesthetics": self.aesthetics is not None}
         return {"benchmark": "t2is", "data": data, "judge": judge} | images
 
     def texts(self) -> Texts:
@@ -195,8 +193,8 @@ class T2isBench:
                 rows.append({"key": key, "error": str(fault)})
         return rows
 
-    def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
-        """Return for each image: dimension → mean over its texts."""
+    def _aligned(self, case: Case, images: Sequence[Image]) -> dict[str, list[float]]:
+        """Return dimension → per image that has texts in it, the mean over them."""
         # One question per image and text.
         questions = {}
         for index, texts_of in enumerate(case.alignment.values()):
@@ -206,27 +204,16 @@ class T2isBench:
 
         answers = self._p_yes(questions)
         means = _means(((index, dimension), p_yes) for (index, dimension, _), p_yes in answers.items())
-        by_image: list[dict[str, float]] = [{} for _ in images]
-        for (index, dimension), mean in means.items():
-            by_image[index][dimension] = mean
-        return by_image
+        aligned: dict[str, list[float]] = {}
+        for (_, dimension), mean in means.items():
+            aligned.setdefault(dimension, []).append(mean)
+        return aligned
 
     def _aesthetics(self, case: Case, images: Sequence[Image]) -> list[float]:
         if self.aesthetics is None:
             return []
-        # The caption as the prompt and as its only panel, because rewards differ in the field they read.
-        prompts = []
-        for number, text in enumerate(case.captions):
-            prompts.append(Prompt(id=number, text=text, theme=text, panels=(text,)))
-        scale = 1.0
-        if self.aesthetics_name == AESTHETIC:
-            scale = AESTHETIC_SCALE
-        scores = []
-        for value in self.aesthetics(prompts, images):
-            if value is None or not isfinite(value):
-                raise _UnscoredError(f"{self.aesthetics_name} gave no score")
-            scores.append(value * scale)
-        return scores
+        prompts = [Prompt(id=number, text=text) for number, text in enumerate(case.captions)]
+        return [score * AESTHETIC_SCALE for score in self.aesthetics(prompts, images) if score is not None]
 
     def _p_yes(self, questions: Mapping[Name, Question]) -> dict[Name, float]:
         """Ask all questions; means over fewer of them would not be comparable.
@@ -263,7 +250,7 @@ class T2isBench:
         alignment = []
         consistency = []
         for name in ALIGNED:
-            alignment.append([[means[name] for means in row["alignment"] if name in means] for row in rows])
+            alignment.append([row["alignment"].get(name, []) for row in rows])
         for name in CONSISTENT:
             consistency.append([[row["consistency"][name]] if name in row["consistency"] else [] for row in rows])
         # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
@@ -278,17 +265,13 @@ class T2isBench:
         return bootstrap([row["key"] for row in rows], statistic)
 
 
-def load_aesthetics(name: str) -> Reward:
-    """Load a reward of single images, of the table or of a file. Raises ValueError if there is no such reward."""
+def load_aesthetics() -> Reward:
+    """Load LAION's predictor. Raises ValueError if its head is not here."""
     # Rewards import torch; a command's help, which reads this file, must not.
-    from pacorl.config.reward_section import RewardConfig
-    from pacorl.rewards import build_rewards, check_rewards
+    from pacorl.rewards.clip import Aesthetic
 
-    config = RewardConfig(name=name)
-    check_rewards([config], key="aesthetics")
-    (reward,) = build_rewards([config], judge=None, device=available_device()).values()
-    if hasattr(reward, "load"):
-        reward.load()
+    reward = Aesthetic(device=available_device())
+    reward.load()
     return reward
 
 
@@ -322,8 +305,7 @@ def _build(data: Dataset[Case], options: BenchmarkOptions, reward: PacoReward, o
         data,
         options.images or out / "images",
         judge=reward,
-        aesthetics=load_aesthetics(options.aesthetics) if options.aesthetics else None,
-        aesthetics_name=options.aesthetics,
+        aesthetics=load_aesthetics() if options.aesthetics else None,
         made_by=options.described(edits=False),
     )
 

@@ -44,24 +44,6 @@ class Interval:
         return {"mean": self.mean, "low": self.low, "high": self.high, "groups": self.groups}
 
 
-@dataclass(frozen=True, slots=True)
-class RankAgreement:
-    """One predicted order against the true one; every measure is 1 for the same order."""
-
-    accuracy: float
-    """Share of places that hold the right candidate."""
-    order_tau: float
-    """Kendall's τ of the two order lists, as in the released evaluation."""
-    order_rho: float
-    """Spearman's ρ of the two order lists, as in the released evaluation."""
-    rank_tau: float
-    """Kendall's τ of the candidates' ranks: the share of pairs in the right order, minus that in the wrong one."""
-    rank_rho: float
-    """Spearman's ρ of the candidates' ranks."""
-    top1_bottom1: float
-    """Mean of: the best candidate is right, the worst one is right."""
-
-
 def order_of(scores: Sequence[float]) -> tuple[int, ...]:
     """Order candidates by score; of equal scores the later candidate comes first.
 
@@ -76,19 +58,26 @@ def order_of(scores: Sequence[float]) -> tuple[int, ...]:
     return tuple(int(candidate) for candidate in np.argsort(values, kind="stable")[::-1])
 
 
-def rank_agreement(predicted: Sequence[int], true: Sequence[int]) -> RankAgreement:
-    """Compare two orders of the same candidates, two or more."""
+def rank_agreement(predicted: Sequence[int], true: Sequence[int]) -> dict[str, float]:
+    """Compare two orders of the same candidates, two or more.
+
+    Returns:
+        Measures that are 1 for the same order: `accuracy`, the share of places that hold the right candidate;
+        `order_tau` and `order_rho`, Kendall's τ and Spearman's ρ of the two lists, as in the released evaluation;
+        `rank_tau` and `rank_rho` of the candidates' ranks, the first the share of pairs in the right order minus that
+        in the wrong one; and `top1_bottom1`, the mean of: the best candidate is right, the worst one is right.
+    """
     right = [guess == truth for guess, truth in zip(predicted, true, strict=True)]
     # A candidate's position in an order is its rank.
     ranks, true_ranks = np.argsort(predicted), np.argsort(true)
-    return RankAgreement(
-        accuracy=sum(right) / len(right),
-        order_tau=kendall_tau(predicted, true),
-        order_rho=spearman_rho(predicted, true),
-        rank_tau=kendall_tau(ranks, true_ranks),
-        rank_rho=spearman_rho(ranks, true_ranks),
-        top1_bottom1=(right[0] + right[-1]) / 2,
-    )
+    return {
+        "accuracy": sum(right) / len(right),
+        "order_tau": kendall_tau(predicted, true),
+        "order_rho": spearman_rho(predicted, true),
+        "rank_tau": kendall_tau(ranks, true_ranks),
+        "rank_rho": spearman_rho(ranks, true_ranks),
+        "top1_bottom1": (right[0] + right[-1]) / 2,
+    }
 
 
 def kendall_tau(first: Sequence[int] | Indices, second: Sequence[int] | Indices) -> float:

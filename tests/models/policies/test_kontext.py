@@ -50,10 +50,10 @@ def test_a_single_file_as_comfyui_has_it_is_the_transformer_beside_the_published
     changed = {name: value.to(torch.float8_e4m3fn) for name, value in kontext.transformer.state_dict().items()}
     save_file(changed, file)
     assert kind_of(str(file)) == "kontext"
-    loaded = KONTEXT.from_pretrained(file, max_sequence_length=48)
+    loaded = KONTEXT.load(KONTEXT.options_for(str(file), dtype="float32", max_sequence_length=48))
     for name, value in loaded.transformer.state_dict().items():
         assert torch.equal(value, changed[name].float())
 
     save_file(changed | {"double_blocks.0.scale_weight": torch.ones(1)}, file)
     with pytest.raises(ValueError, match=r"kontext_fp8\.safetensors has scaled fp8 weights"):
-        KONTEXT.from_pretrained(file)
+        KONTEXT.load(KONTEXT.options_for(str(file), dtype="float32"))

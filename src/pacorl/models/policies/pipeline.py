@@ -114,7 +114,7 @@ class PipelinePolicy:
     """A flow-matching generator with one trainable transformer; each kind is a subclass.
 
     Example:
-        policy = FLUX.from_pretrained("tiny", max_sequence_length=48)
+        policy = FLUX.load(FLUX.options_for("tiny", dtype="float32"))
         conditioning = policy.collate(policy.encode(prompts, size))
         x_BNC = policy.noise(seeds, size)
         velocity_BNC = policy.velocity(x_BNC, sigma_B, conditioning, size)

@@ -283,6 +283,5 @@ QWEN_EDIT_PLUS = replace(
     policy=QwenEditPlusPolicy,
     pipeline="QwenImageEditPlusPipeline",
     hub_name="qwen-image-edit.*(plus|2509|2511)",
-    steps=40,
-    steps_source="the example on the model card of Qwen-Image-Edit-2509",
+    steps=40,  # the example on the model card of Qwen-Image-Edit-2509
 )

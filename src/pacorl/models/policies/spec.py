@@ -91,8 +91,6 @@ class PolicySpec:
     Empty if its memory is not planned."""
     parameters: int = 0
     """Parameters of the published transformer, as counted in its checkpoint, to verify the architecture."""
-    steps_source: str = ""
-    """Source of `steps` if they are not the pipeline's default."""
     licence: tuple[str, str] = ("", "")
     """Licence of the published checkpoint: the hub's identifier and, if that is "other", its name."""
     gated: bool = False
@@ -299,12 +297,6 @@ class PolicySpec:
                 f"model.checkpoint {checkpoint} is distilled to few steps and would blur if it were trained; train "
                 f"{base or self.published}, whose adapter then fits it"
             )
-
-    def from_pretrained(
-        self, checkpoint: str | Path, *, dtype: str = "float32", device: str | torch.device = "cpu", **options: Any
-    ) -> PipelinePolicy:
-        """Load a diffusers folder, a hub name or "tiny" with options as for `options_for`; see `load`."""
-        return self.load(self.options_for(str(checkpoint), dtype=dtype, **options), device=device)
 
     def take(self, pipeline: Any, options: PolicyOptions) -> PipelinePolicy:
         """Wrap a loaded pipeline as a policy; text encoders of another type are cast to the transformer's.
