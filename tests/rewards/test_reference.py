@@ -75,7 +75,7 @@ def by_hand(prompt: Prompt, answer: Answer) -> list[float]:
 def test_a_character_without_images_is_not_replaced_by_another(cast: tuple[Character, Character]) -> None:
     prompt = Prompt(0, "Cleo waves", characters=(*cast, Character("cleo", "")))
     assert characters_of(prompt) == [[]]
-    with pytest.raises(RewardError, match=r"^prompt 0, 'Cleo waves' has no panel of a character with images, .* give"):
+    with pytest.raises(RewardError, match=r"^prompt 0: 'Cleo waves' has no panel of a character with images, .* give"):
         Reference(Asked(by_shade)).check([prompt])
 
 

@@ -14,7 +14,7 @@ from tiny_sets import draw_grid, panels_of_prompt
 from pacorl.core import questions
 from pacorl.core.grid import shared_text
 from pacorl.rewards.consistency import Consistency
-from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, panel_scores_of, smoke_test, tempered
+from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of, refuse, smoke_test, tempered
 from pacorl.tiny import world
 from pacorl.types import Grid, Prompt, Size
 
@@ -83,8 +83,8 @@ def test_a_reward_with_one_score_for_every_batch_fails_its_trial() -> None:
 def test_a_trial_names_a_reward_of_one_score_and_a_fault_every_prompt_without_panels() -> None:
     for scores, alike in (([0.5, 0.5], True), ([0.5, 0.25], False)):
         assert smoke_test("mine", lambda *given, scores=scores: scores, [PAIR], size=Size(4, 4)) is alike
-    with pytest.raises(ValueError, match=r"prompt 3, prompt 5: 'one' is one image"):
-        check_pairs("mine", [Prompt(3, "one"), PAIR, Prompt(5, "two")])
+    with pytest.raises(RewardError, match=r"prompt 3, prompt 5: 'one' is one image"):
+        refuse([Prompt(3, "one"), Prompt(5, "two")], "is one image")
 
 
 def test_a_score_is_missing_if_one_of_its_parts_is() -> None:

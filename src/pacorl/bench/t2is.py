@@ -13,7 +13,7 @@ images are `{case}_0001.png` and so on, as the released evaluation reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -27,6 +27,7 @@ from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
 from pacorl.bench.suite import Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
+from pacorl.core.batches import grouped
 from pacorl.core.devices import available_device
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.rewards.reward import Reward
 
-Name = TypeVar("Name")
+Name = TypeVar("Name", bound=Hashable)
 
 CASES = "T2IS-Bench.json"
 CRITERIA = "prompt_consistency.json"
@@ -204,10 +205,7 @@ class T2isBench:
 
         answers = self._p_yes(questions)
         means = _means(((index, dimension), p_yes) for (index, dimension, _), p_yes in answers.items())
-        aligned: dict[str, list[float]] = {}
-        for (_, dimension), mean in means.items():
-            aligned.setdefault(dimension, []).append(mean)
-        return aligned
+        return grouped((dimension, mean) for (_, dimension), mean in means.items())
 
     def _aesthetics(self, case: Case, images: Sequence[Image]) -> list[float]:
         if self.aesthetics is None:
@@ -281,10 +279,7 @@ class _UnscoredError(Exception):
 
 def _means(values: Iterable[tuple[Name, float]]) -> dict[Name, float]:
     """Return the mean of each name's values."""
-    by_name: dict[Name, list[float]] = {}
-    for name, value in values:
-        by_name.setdefault(name, []).append(value)
-    return {name: fmean(numbers) for name, numbers in by_name.items()}
+    return {name: fmean(numbers) for name, numbers in grouped(values).items()}
 
 
 def _pooled(cases: Sequence[Sequence[float]]) -> Floats:

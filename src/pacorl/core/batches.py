@@ -6,11 +6,20 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Cut a sequence into batches of `size`; the last may be smaller."""
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def grouped(entries: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """Collect the items of each key, in their order; keys are in the order of their first items."""
+    groups: dict[Key, list[Item]] = {}
+    for key, item in entries:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def components(ties: Iterable[tuple[Item, Hashable]]) -> list[list[Item]]:
@@ -35,7 +44,4 @@ def components(ties: Iterable[tuple[Item, Hashable]]) -> list[list[Item]]:
     for item, shared in ties:
         parent.setdefault(item, item)
         parent[root(item)] = root(first.setdefault(shared, item))
-    groups: dict[Item, list[Item]] = {}
-    for item in parent:
-        groups.setdefault(root(item), []).append(item)
-    return list(groups.values())
+    return list(grouped((root(item), item) for item in parent).values())

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pacorl.core.batches import grouped
+
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -107,9 +109,7 @@ def bootstrap(
     without ends if there are fewer than `fewest` groups.
     """
     # Images of one group are not independent, so groups are drawn whole.
-    places: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups):
-        places.setdefault(group, []).append(index)
+    places = grouped((group, index) for index, group in enumerate(groups))
     members = [np.asarray(indices, dtype=np.int64) for indices in places.values()]
     full = statistic(np.arange(len(groups)))
     if len(members) < fewest:

@@ -16,6 +16,7 @@ from itertools import permutations
 from pathlib import Path
 from random import Random
 
+from pacorl.core.batches import grouped
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep
@@ -183,12 +184,9 @@ def grids_of(folder: Path) -> dict[str, list[tuple[Path, str]]]:
     made = step.last()
     if made is None:
         raise ValueError(f"{step.path} lists no grids; run `pacorl dataset generate` to the end")
-    grids: dict[str, list[tuple[Path, str]]] = {}
     with blamed_on(step.path):
-        for file, sha256 in made.outputs.items():
-            path = inside(folder, file)
-            grids.setdefault(path.parent.name, []).append((path, sha256))
-    return grids
+        grids = [(inside(folder, file), sha256) for file, sha256 in made.outputs.items()]
+    return grouped((path.parent.name, (path, sha256)) for path, sha256 in grids)
 
 
 def cut(folder: Path, path: Path, sha256: str, record: PromptRecord, number: int) -> None:

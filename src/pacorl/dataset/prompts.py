@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from pacorl.core.batches import grouped
 from pacorl.dataset.llm import fill_journal
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.generate.language_writers import SetReply, answer_form, ask_for_set
@@ -72,10 +73,7 @@ def read_taxonomy(path: Path = PAPER) -> list[Subject]:
 def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) -> list[PromptOrder]:
     """Plan `count` prompts: categories share equally, and subcategories within them; layouts take turns."""
     # Subjects by category, in the order of the taxonomy.
-    by_category: dict[str, list[Subject]] = {}
-    for subject in subjects:
-        by_category.setdefault(subject.category, []).append(subject)
-    categories = list(by_category.values())
+    categories = list(grouped((subject.category, subject) for subject in subjects).values())
 
     planned: list[PromptOrder] = []
     for number in range(count):

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from pacorl.core import questions
-from pacorl.core.batches import components
+from pacorl.core.batches import components, grouped
 from pacorl.core.ranking import FEWEST_FOR_INTERVAL, Interval, bootstrap
 from pacorl.dataset.folder import OWN_QUESTION, final_answers
 from pacorl.io.files import text_digest
@@ -60,10 +60,8 @@ def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
 
     Chance gives 0.5. The interval resamples instances. None if no two people ranked an instance.
     """
-    by_instance = defaultdict(list)
-    for answer in answers:
-        if not answer.adjudicated:  # a decision is no second opinion
-            by_instance[answer.instance].append(answer)
+    # A decision is no second opinion.
+    by_instance = grouped((answer.instance, answer) for answer in answers if not answer.adjudicated)
     alike = []
     compared = []
     for rankings in by_instance.values():
@@ -168,9 +166,7 @@ def in_either_order(first: str, second: str) -> tuple[str, str]:
 
 def mean_rankings(answers: Sequence[Ranking]) -> list[Ranking]:
     """Merge the rankings of each instance into one, by decision or mean rank; one with tied candidates is left out."""
-    by_instance = defaultdict(list)
-    for answer in final_answers(answers):
-        by_instance[answer.instance].append(answer)
+    by_instance = grouped((answer.instance, answer) for answer in final_answers(answers))
     merged = []
     for _, rankings in sorted(by_instance.items()):
         # The sum of ranks orders as their mean does.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pacorl.core.batches import grouped
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ class ConditioningCache:
     def prepare(self, prompts: Sequence[Prompt], size: Size) -> None:
         """Encode prompts that are not cached yet, for a config's `size`."""
         # Edits differ in size by their sources.
-        by_size: dict[Size, list[Prompt]] = {}
-        for prompt in prompts:
-            by_size.setdefault(self._policy.size_of(prompt, size), []).append(prompt)
+        by_size = grouped((self._policy.size_of(prompt, size), prompt) for prompt in prompts)
         for sampled_size, group in by_size.items():
             self._encoded_prompts(group, sampled_size)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
-from pacorl.core.batches import in_batches
+from pacorl.core.batches import grouped, in_batches
 from pacorl.core.grid import split
 from pacorl.core.metric_names import HELD_OUT, MONITOR, sign_meaning
 from pacorl.core.schedule import seed_of
@@ -103,9 +103,7 @@ def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
     """Average the signs over images, as metrics. Diversity, absent with few prompts, is the root mean squared distance
     of groups' mean thumbnails over pairs of groups."""
     signs = {f"{MONITOR}duplicates": fmean(image.duplicates for image in statistics)}
-    groups: dict[int, list[tuple[float, ...]]] = defaultdict(list)
-    for image in statistics:
-        groups[image.group].append(image.thumbnail)
+    groups = grouped((image.group, image.thumbnail) for image in statistics)
     if len(groups) >= LEAST_PROMPTS:
         # Group means first, so that variety within a group does not count.
         mean_GC = np.stack([np.mean(thumbnails, axis=0) for thumbnails in groups.values()])

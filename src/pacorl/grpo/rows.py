@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pacorl.core.batches import in_batches
+from pacorl.core.batches import grouped, in_batches
 from pacorl.core.sampler import Tree
 from pacorl.core.schedule import seed_of
 from pacorl.types import Prompt, Size
@@ -153,9 +153,7 @@ def forward_batches(
     policy: PipelinePolicy, prompts: Sequence[Prompt], *, size: Size, batch: int
 ) -> list[Sequence[int]]:
     """Cut the positions in `prompts` into batches that share a forward, in the order of their first prompts."""
-    alike: dict[Hashable, list[int]] = {}
-    for position, prompt in enumerate(prompts):
-        alike.setdefault(policy.forward_key(prompt, size), []).append(position)
+    alike = grouped((policy.forward_key(prompt, size), position) for position, prompt in enumerate(prompts))
     batches: list[Sequence[int]] = []
     for group in alike.values():
         batches += in_batches(group, batch)

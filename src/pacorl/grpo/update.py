@@ -151,7 +151,7 @@ def _credit(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Panels | None]:
     """Return the (B,) advantages of samples; with panel credit (B, N), each token its panel's, and the panels."""
-    device = next(policy.transformer.parameters()).device
+    device = policy.device
     if values.value_BP is None:
         return to_device(values.value_B[rows].to(dtype), device), None
     panels = Panels.of([prompt.grid for prompt in prompts], size, policy.token_grid(size), device=device)
@@ -162,7 +162,7 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     """Compute a path objective at the nodes of one forward, for every sample below them."""
     # 1. Inputs on the device.
     policy, options, step = policy_loss.policy, policy_loss.options, nodes.step
-    device = next(policy.transformer.parameters()).device
+    device = policy.device
     prompts = [nodes.prompts[node] for node in nodes.node_B.tolist()]
     advantage_B, panels = _credit(policy, values, nodes.row_B, prompts, nodes.size, dtype=nodes.log_prob_B.dtype)
     conditioning = policy_loss.cache.batch(nodes.prompts, nodes.size)
@@ -212,7 +212,7 @@ def _endpoint_loss(
     """
     # 1. Noise the endpoints. No sampling step is replayed, so the training shift applies.
     policy, options = policy_loss.policy, policy_loss.options
-    device = next(policy.transformer.parameters()).device
+    device = policy.device
     conditioning = policy_loss.cache.batch(rollout.prompts, rollout.size)
     training_sigma = policy.training_sigmas(policy_loss.sampler.steps, rollout.size)[step]
     sigma = float(training_sigma)

@@ -8,7 +8,6 @@ Legend: S patches of all images, W windows of one length L, H heads, D width of 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionAttention, apply_rotary_pos_emb_vision
 
+from pacorl.core.batches import grouped
 from pacorl.core.devices import to_device
 
 
@@ -27,9 +27,7 @@ def window_rows(bounds: Tensor) -> list[Tensor]:
 
     The cache is keyed by the tensor itself, not by its values.
     """
-    starts = defaultdict[int, list[int]](list)
-    for start, end in pairwise(bounds.tolist()):
-        starts[end - start].append(start)
+    starts = grouped((end - start, start) for start, end in pairwise(bounds.tolist()))
     rows = []
     for length, first in starts.items():
         rows.append(to_device(torch.tensor(first)[:, None] + torch.arange(length), bounds.device))

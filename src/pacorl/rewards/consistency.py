@@ -15,13 +15,14 @@ from typing import ClassVar
 from PIL.Image import Image
 
 from pacorl.core import questions as wordings
+from pacorl.core.batches import grouped
 from pacorl.core.grid import SetImages, split
 from pacorl.core.set_scores import contrast_scores, draw_pairs_across, pairs_within, panel_shares, whole_mean
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
 from pacorl.judge.judge import Judge
 from pacorl.judge.pairwise import Ask, Key, Pair
-from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, check_pairs, check_panels, named, tempered
+from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, check_panels, named, refuse, tempered
 from pacorl.types import Prompt, Question, Verdict
 
 
@@ -85,13 +86,16 @@ class Consistency(JudgedReward, PanelReward):
         self.partners = partners
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        check_pairs(self.name, prompts)
-        for prompt in prompts:
-            if self.ask == "criteria" and not any(prompt.criteria.values()):
-                raise ValueError(
-                    f"{prompt.place} has no criteria, and consistency is to ask for them; "
-                    "give the record 'criteria', or take ask: theme"
-                )
+        refuse(
+            [prompt for prompt in prompts if prompt.grid.count < 2],
+            "is one image, and consistency needs two panels; begin with their number in English (four images of a fox: "
+            "it runs, …), or give a record of 'theme' and 'panels'",
+        )
+        if self.ask == "criteria":
+            refuse(
+                [prompt for prompt in prompts if not any(prompt.criteria.values())],
+                "has no criteria, and consistency is to ask for them; give the record 'criteria', or take ask: theme",
+            )
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its pairs as parts."""
@@ -145,9 +149,7 @@ class Contrast(PanelReward):
             RewardError: if an image is the only one of its prompt.
         """
         # 1. The panels and pairs of each group, which share one call to the judge.
-        groups: dict[int, list[int]] = {}
-        for sample, prompt in enumerate(prompts):
-            groups.setdefault(prompt.id, []).append(sample)
+        groups = grouped((prompt.id, sample) for sample, prompt in enumerate(prompts))
         panels, pairs = [], []
         for samples in groups.values():
             prompt = prompts[samples[0]]
@@ -219,12 +221,10 @@ class EditConsistency(JudgedReward):
     name = "edit_consistency"
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
-            if len(prompt.sources) != 1:
-                raise RewardError(
-                    f"{named([prompt])} has {len(prompt.sources)} sources, and edit_consistency compares an edit with "
-                    "one; give records of {image, instruction}"
-                )
+        refuse(
+            [prompt for prompt in prompts if len(prompt.sources) != 1],
+            "is no edit of one image, and edit_consistency compares it with that; give records of {image, instruction}",
+        )
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         edits = []

@@ -10,7 +10,7 @@ from PIL.Image import Image
 
 from pacorl.core.grid import QUOTED, split
 from pacorl.io.versions import install_command
-from pacorl.rewards.reward import RewardError
+from pacorl.rewards.reward import RewardError, refuse
 from pacorl.types import Prompt
 
 Reader = Callable[["Image"], str]
@@ -34,12 +34,10 @@ class Ocr:
         return self._reader
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
-            if not any(map(quoted, prompt.panels or (prompt.text,))):
-                raise ValueError(
-                    f"{prompt.place} quotes no text that an image should bear, and ocr needs one, "
-                    f'as in: a sign that says "Open" ({prompt.text[:60]!r})'
-                )
+        refuse(
+            [prompt for prompt in prompts if not any(map(quoted, prompt.panels or (prompt.text,)))],
+            'quotes no text that an image should bear, and ocr needs one, as in: a sign that says "Open"',
+        )
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         read = self.load()

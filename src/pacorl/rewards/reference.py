@@ -19,7 +19,7 @@ from pacorl.io.images import open_image
 from pacorl.judge import pairwise
 from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import JudgedReward
-from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, named
+from pacorl.rewards.reward import PanelReward, PanelScores, refuse
 from pacorl.types import Character, Prompt, Question, Verdict
 
 About = Literal["present", "same", "copied", "followed"]
@@ -55,12 +55,11 @@ class Reference(JudgedReward, PanelReward):
     name = "reference"
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
-            if not any(characters_of(prompt)):
-                raise RewardError(
-                    f"{named([prompt])} has no panel of a character with images, and {self.name} compares them; give "
-                    "the record 'characters': {NAME: {description: …, images: […]}}"
-                )
+        refuse(
+            [prompt for prompt in prompts if not any(characters_of(prompt))],
+            "has no panel of a character with images, and reference compares them; give the record 'characters': "
+            "{NAME: {description: …, images: […]}}",
+        )
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels as parts."""

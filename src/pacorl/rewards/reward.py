@@ -191,24 +191,16 @@ def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Si
 # --- helpers of rewards ----------------------------------------------------------------------------------------
 
 
-def check_pairs(name: str, prompts: Sequence[Prompt]) -> None:
-    """Raise ValueError if a prompt has fewer than two panels."""
-    alone = [prompt for prompt in prompts if prompt.grid.count < 2]
-    if alone:
-        raise ValueError(
-            f"{places(alone)}: {alone[0].text[:60]!r} is one image, and {name} needs two panels; begin with "
-            "their number in English (four images of a fox: it runs, …), or give a record of 'theme' and 'panels'"
-        )
+def refuse(prompts: Sequence[Prompt], fault: str) -> None:
+    """Raise RewardError for prompts that a reward cannot score, if there are any; `fault` is the first one's."""
+    if prompts:
+        raise RewardError(f"{places(prompts)}: {prompts[0].text[:60]!r} {fault}")
 
 
 def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
-    """Raise ValueError if a prompt does not have one text per panel."""
+    """Raise RewardError if a prompt does not have one text per panel."""
     unlike = [prompt for prompt in prompts if len(prompt.panels) != prompt.grid.count]
-    if unlike:
-        raise ValueError(
-            f"{places(unlike)}: {len(unlike[0].panels)} panel texts for a {unlike[0].grid} grid, and {name} needs one "
-            "per panel; describe each behind its tag, or under 'panels'"
-        )
+    refuse(unlike, f"has no text for each panel, and {name} needs one; describe each behind its tag, or under 'panels'")
 
 
 def places(prompts: Sequence[Prompt]) -> str:
