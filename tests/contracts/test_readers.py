@@ -210,7 +210,7 @@ def write_lora(folder: Path, *, file: str) -> None:
 
 def read_lora(path: Path) -> None:
     model = copy.deepcopy(generator())
-    load_lora(model, path.parent)
+    load_lora(model, {str(path.parent): 1.0})
     weights = [value for name, value in model.named_parameters() if "lora" in name]
     assert weights
     assert all(torch.isfinite(value).all() for value in weights)

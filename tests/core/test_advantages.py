@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacorl.core.advantages import AGGREGATES, Floor, Scores, coefficient_of_variation
 from pacorl.core.advantages import advantages as advantages_of
-from pacorl.core.advantages.log_tamed import LogTamed, Threshold, is_tamed, log_tamed
+from pacorl.core.advantages.log_tamed import LogTamed, is_tamed, log_tamed
 from pacorl.types import Advantages, RewardTable
 
 NAN = float("nan")
@@ -33,7 +33,7 @@ def advantages(
     return advantages_of(table, options(aggregate=aggregate, **own), weights=weights)
 
 
-def tamed_sum(score_RB: Tensor, weights: list[float], threshold: Threshold) -> list[float]:
+def tamed_sum(score_RB: Tensor, weights: list[float], threshold: float) -> list[float]:
     scores = Scores(
         score_RB, torch.ones(score_RB.shape[1], dtype=torch.bool), torch.zeros(2), score_RB.new_tensor(weights)
     )

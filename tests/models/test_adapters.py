@@ -151,7 +151,7 @@ def test_an_adapter_that_does_not_fit_is_named_with_its_file(
     state = {f"{module}.lora_A.weight": torch.ones(2, width), f"{module}.lora_B.weight": torch.ones(5, 2)}
     save_lora(tmp_path, state, rank=2, alpha=2, targets=[module])
     with pytest.raises(ValueError, match=rf"^{tmp_path}.*{named}"):
-        load_lora(Two(), tmp_path)
+        load_lora(Two(), {str(tmp_path): 1.0})
 
 
 def test_several_adapters_add_up_with_their_strengths(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ CASES = {
     "tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3}"],
     "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2}"],
     "tree": [*TREE, "advantages={aggregate: log_tamed, clip: 0.6}"],
-    "log-tamed by the mean": ["advantages={aggregate: log_tamed, threshold: mean, std: global}"],
+    "log-tamed by one deviation": ["advantages={aggregate: log_tamed, std: global}"],
     "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: add}"],
     "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
     "groups of six": ["group_size=6", "sampling.batch=3"],

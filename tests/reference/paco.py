@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean, median, pstdev
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
@@ -272,9 +272,7 @@ def aggregate(s: Settings, used: list[Sample]) -> list[float]:
 def tamed(s: Settings, columns: list[list[float]]) -> list[bool]:
     """Whether the variation of each reward exceeds the threshold."""
     spreads = [pstdev(column) / max(abs(fmean(column)), 1e-12) for column in columns]
-    threshold = s.advantages.threshold
-    delta = {"mean": fmean, "median": median}[threshold](spreads) if isinstance(threshold, str) else threshold
-    return [spread > delta for spread in spreads]
+    return [spread > s.advantages.threshold for spread in spreads]
 
 
 def normalise(values: list[float], of_set: list[float], groups: list[int], std_over: str, floor: Any) -> list[float]:

@@ -117,7 +117,7 @@ def compared(draw: st.DrawFn) -> list[str]:
     if aggregate != "gdpo":
         overrides.append(f"advantages.std={draw(st.sampled_from(['group', 'global']))}")
     if aggregate == "log_tamed":
-        overrides.append(f"advantages.threshold={draw(st.sampled_from([0.2, 'mean', 'median']))}")
+        overrides.append(f"advantages.threshold={draw(st.sampled_from([0.05, 0.2, 1.0]))}")
     return overrides
 
 

@@ -128,7 +128,7 @@ def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def by_ours(zoo: Zoo, path: Path) -> nn.Module:
     transformer: nn.Module = zoo.fresh()
-    load_lora(transformer, path)
+    load_lora(transformer, {str(path): 1.0})
     return transformer
 
 

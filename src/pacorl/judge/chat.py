@@ -16,6 +16,8 @@ from pydantic import BaseModel
 from pacorl.io.documents import object_within, typed
 from pacorl.io.net import ServiceFault, client_options, own_headers, service_faults, service_url
 
+KEY = "OPENAI_API_KEY"
+"""The environment variable that holds the key; servers without keys need none."""
 OPENAI_URL = "https://api.openai.com/v1"
 ATTEMPTS = 3
 """Answers that are asked for, at most, until one can be used."""
@@ -35,8 +37,6 @@ class ChatModel:
     model: str
     base_url: str = ""
     """Empty for OPENAI_BASE_URL, or OpenAI's own."""
-    key_variable: str = "OPENAI_API_KEY"
-    """The environment variable that holds the key; servers without keys need none."""
     timeout_seconds: float = 120.0
     retries: int = 5
     """Of transport faults (time-outs, 429, 5xx)."""
@@ -48,10 +48,10 @@ class ChatModel:
 
         base = self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         url = service_url(base, name="endpoint").rstrip("/")
-        key = os.environ.get(self.key_variable, "")
+        key = os.environ.get(KEY, "")
         with httpx2.Client(**client_options(url, seconds=self.timeout_seconds, key=key)) as transport:
             client = openai.OpenAI(base_url=url, api_key="-", http_client=transport, max_retries=self.retries)
-            service = {"model": self.model, "key": key, "key_variable": self.key_variable}
+            service = {"model": self.model, "key": key, "key_variable": KEY}
             try:
                 with service_faults(url, seconds=self.timeout_seconds, **service):
                     # No temperature or the like: servers differ in what they take.

@@ -28,7 +28,7 @@ from pacorl.io.net import ServiceFault, ServiceRefusedError, client_options, key
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.images import DistinctImage, distinct_images
-from pacorl.judge.judge import ANSWER_SECONDS, CONCURRENCY, RETRIES, VARIANTS, WORDS, split_address
+from pacorl.judge.judge import ANSWER_SECONDS, CONCURRENCY, MOST_WORDS, RETRIES, VARIANTS, WORDS, split_address
 from pacorl.types import Question, Verdict
 
 T = TypeVar("T")
@@ -280,9 +280,9 @@ class HttpJudge:
             return self.calibration.calibrated(verdicts)
         return verdicts
 
-    def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
+    def explain(self, question: Question) -> str:
         """Answer in words. Raises RuntimeError if the server gives no answer."""
-        return self._run(self._explain, question, max_new_tokens)
+        return self._run(self._explain, question)
 
     def check(self, *, patience: float = 0.0) -> None:
         """Shake hands with the server, waiting up to `patience` seconds for a silent one.
@@ -345,10 +345,10 @@ class HttpJudge:
         except ServiceFault as fault:
             return Verdict(None, str(fault))
 
-    async def _explain(self, question: Question, max_new_tokens: int) -> str:
+    async def _explain(self, question: Question) -> str:
         (images,) = await asyncio.to_thread(distinct_images, [question])
         # Greedy: the same request gets the same answer.
-        body = turn_body(self.model, images, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
+        body = turn_body(self.model, images, question.text, max_tokens=MOST_WORDS) | {"temperature": 0}
         try:
             return await self._ask(question.text, "chat/completions", body, read=read_text)
         except ServiceFault as fault:

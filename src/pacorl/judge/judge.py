@@ -20,6 +20,8 @@ from pacorl.types import Question, Verdict
 
 RETRIES = 6
 """Further requests of a question before its verdict is missing."""
+MOST_WORDS = 512
+"""Most tokens of an answer in words."""
 WORDS = (("Yes",), ("No",))
 """The spellings of Yes and of No that count by default."""
 VARIANTS = (("Yes", "yes", "YES", "Y", "y"), ("No", "no", "NO", "N", "n"))

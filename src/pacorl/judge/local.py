@@ -21,7 +21,7 @@ from pacorl.core.questions import text_fault
 from pacorl.io.documents import read_object
 from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.judge import BATCH_TOKENS, VARIANTS, WORDS
+from pacorl.judge.judge import BATCH_TOKENS, MOST_WORDS, VARIANTS, WORDS
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.sharing import FAMILIES, SharedForward, can_share, prefix_forest
 from pacorl.models.int8 import quantize_model
@@ -158,7 +158,7 @@ class LocalJudge:
             return self.calibration.calibrated(verdicts)
         return verdicts
 
-    def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
+    def explain(self, question: Question) -> str:
         """Answer in words, by greedy decoding under the checkpoint's repetition penalty.
 
         Servers apply the same penalty, from generation_config.json. No verdict depends on it: P(Yes) comes from the
@@ -169,7 +169,7 @@ class LocalJudge:
         if reason := text_fault(question.text):
             raise RuntimeError(f"no reasons: {reason}")
         (prompt,) = self.prompting.chat_prompts([question])
-        answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
+        answer = self.generate(prompt, max_new_tokens=MOST_WORDS, do_sample=False).sequences[0]
         return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
 
     def models(self) -> list[nn.Module]:

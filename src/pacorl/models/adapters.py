@@ -145,16 +145,15 @@ def linear_layers(model: nn.Module) -> set[str]:
     return {re.sub(r"\.base_layer$", "", name) for name in names if ".lora_" not in name}
 
 
-def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) -> list[str]:
+def load_lora(transformer: nn.Module, strengths: Mapping[str, float]) -> list[str]:
     """Add a saved adapter, or several as one, with their own ranks, α and modules; return a line about each.
 
     Args:
-        source: An adapter in any form as for `adapter_file`, or adapters with their strengths.
+        strengths: Adapters in any form as for `adapter_file`, with their strengths.
 
     Raises:
         ValueError: There is no adapter, it does not fit, or it is not plain LoRA.
     """
-    strengths: Mapping[Any, float] = source if isinstance(source, Mapping) else {source: 1.0}
     layers = linear_layers(transformer)
     # All of them before the first layer is wrapped: a refused adapter leaves the model as it was.
     loras = []
@@ -195,11 +194,11 @@ def stacked(loras: Sequence[tuple[Lora, float]]) -> Lora:
     return Lora(state, alphas)
 
 
-def adapter_names(strengths: Mapping[Any, float]) -> str:
+def adapter_names(strengths: Mapping[str, float]) -> str:
     """Join adapters' names for recipes, `A:0.5 + B`, with the strengths that are not 1."""
     names = []
     for name, strength in strengths.items():
-        names.append(str(name) if strength == 1 else f"{name}:{strength:g}")
+        names.append(name if strength == 1 else f"{name}:{strength:g}")
     return " + ".join(names)
 
 

@@ -12,14 +12,12 @@ from pacorl.core.advantages import AggregateSpec, GroupedOptions, Scores, coeffi
 if TYPE_CHECKING:
     from torch import Tensor
 
-Threshold = float | Literal["mean", "median"]
-
 
 class LogTamed(GroupedOptions):
     """Options of log_tamed."""
 
     aggregate: Literal["log_tamed"] = "log_tamed"
-    threshold: Threshold = 0.2
+    threshold: float = 0.2
     """δ of Eq. 4: rewards whose std/mean exceeds it are passed through log(1+R)."""
 
 
@@ -38,14 +36,9 @@ def slope(scores: Scores, options: LogTamed) -> Tensor:
     return (1 / (1 + mean_RB.abs())).where(tamed_R[:, None], 1.0)
 
 
-def is_tamed(score_RB: Tensor, threshold: Threshold) -> Tensor:
-    """(R,) whether h, a reward's std/|mean| over the epoch's judged samples, exceeds δ: a number, or all h's mean or
-    median."""
-    spread_R = coefficient_of_variation(score_RB)
-    if isinstance(threshold, str):
-        # quantile, since torch's median is the lower of two middle values.
-        return spread_R > {"mean": spread_R.mean(), "median": spread_R.quantile(0.5)}[threshold]
-    return spread_R > threshold
+def is_tamed(score_RB: Tensor, threshold: float) -> Tensor:
+    """(R,) whether h, a reward's std/|mean| over the epoch's judged samples, exceeds δ."""
+    return coefficient_of_variation(score_RB) > threshold
 
 
 def tamed_rewards(scores: Scores, names: Sequence[str], options: LogTamed) -> dict[str, float]:
