@@ -98,7 +98,6 @@ def bootstrap(
     statistic: Callable[[Indices], Floats],
     *,
     draws: int = DRAWS,
-    fewest: int = FEWEST_FOR_INTERVAL,
 ) -> list[Interval]:
     """Compute 95 % percentile intervals of a statistic, drawing whole groups with replacement.
 
@@ -106,13 +105,13 @@ def bootstrap(
 
     groups: the group of each item; items of one group share images or a prompt, and so do not vary by themselves.
     statistic: indices of items (with repetition) → (M,) figures, NaN if undefined. Returns M intervals;
-    without ends if there are fewer than `fewest` groups.
+    without ends if there are fewer than `FEWEST_FOR_INTERVAL` groups.
     """
     # Images of one group are not independent, so groups are drawn whole.
     places = grouped((group, index) for index, group in enumerate(groups))
     members = [np.asarray(indices, dtype=np.int64) for indices in places.values()]
     full = statistic(np.arange(len(groups)))
-    if len(members) < fewest:
+    if len(members) < FEWEST_FOR_INTERVAL:
         return [Interval(float(value), groups=len(members)) for value in full]
     random = np.random.default_rng(0)
     rows_DG = random.integers(len(members), size=(draws, len(members)))

@@ -18,7 +18,7 @@ import numpy as np
 
 from pacorl.core import questions
 from pacorl.core.batches import components, grouped
-from pacorl.core.ranking import FEWEST_FOR_INTERVAL, Interval, bootstrap
+from pacorl.core.ranking import Interval, bootstrap
 from pacorl.dataset.folder import OWN_QUESTION, final_answers
 from pacorl.io.files import text_digest
 from pacorl.records.rankings import Ranking
@@ -81,7 +81,6 @@ def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
         range(len(compared)),
         lambda index: np.array([alike_Q[index].sum() / compared_Q[index].sum()]),
         draws=AGREEMENT_DRAWS,
-        fewest=FEWEST_FOR_INTERVAL,
     )
     return share
 

@@ -97,12 +97,10 @@ class LoraTraining:
         Raises:
             ValueError: if they do not fit the run's adapter.
         """
-        adapter = part_of(tensors, "adapter")
-        set_adapter_state(self.transformer, adapter)
+        set_adapter_state(self.transformer, part_of(tensors, "adapter"))
         self.average.load(part_of(tensors, "average"))
         if self.old:
-            # Without "old" the run began with a path objective, which samples by the trained weights.
-            self.old.load(part_of(tensors, "old") or adapter)
+            self.old.load(part_of(tensors, "old"))
         set_optimizer_tensors(self.optimizer, self.transformer, part_of(tensors, "optimizer"))
 
 

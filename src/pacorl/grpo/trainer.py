@@ -155,7 +155,7 @@ class PolicyTrainer:
                 compare = partial(checkpoint.check_changes_since, start, config, identities=self.identities)
                 self.runtime.on_main(compare)
             self._build_models(resumed=start is not None)
-            # A server has said now which model it serves.
+            # A judge's checkpoint may have been fetched only now.
             self.identities = self.runtime.on_main(identify) | self.identities
             self._build_records(start)
             on_fault.pop_all()  # `close` closes them

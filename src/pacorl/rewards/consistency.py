@@ -45,11 +45,9 @@ class JudgedReward:
     def p_yes_of(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, float | None]:
         """P(Yes) of each question under the temperature; None if it is missing, for the reason in `last_error`."""
         self.last_error = next((answer.error for answer in verdicts.values() if answer.p_yes is None), self.last_error)
-        p_yes = {key: verdict.p_yes for key, verdict in verdicts.items()}
-        if self.temperature != 1:
-            for key, probability in p_yes.items():
-                if probability is not None:
-                    p_yes[key] = tempered(probability, self.temperature)
+        p_yes: dict[Key, float | None] = {}
+        for key, verdict in verdicts.items():
+            p_yes[key] = None if verdict.p_yes is None else tempered(verdict.p_yes, self.temperature)
         return p_yes
 
 
