@@ -228,7 +228,7 @@ def open_judges(
         ConnectionError: if a judge does not answer; UnreachableError if the run was `resumed`.
     """
     judges = {}
-    for name, settings in (("rewards", config.judge), ("held_out", config.evaluation.judge_settings)):
+    for name, settings in (("rewards", config.judge), ("held_out", config.held_out_judge)):
         if settings and settings.remote == remote:
             try:
                 judges[name] = open_judge(settings, device=device, processes=processes)

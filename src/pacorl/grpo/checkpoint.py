@@ -250,7 +250,7 @@ def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction])
         Section → weights, prompt and version of its judge; and `code of NAME` → short digest of a reward function or of
         a file in the config. A judge whose identity is not known yet is left out.
     """
-    judges = zip(PLACES, (config.judge, config.evaluation.judge_settings), strict=True)
+    judges = zip(PLACES, (config.judge, config.held_out_judge), strict=True)
     identities = {}
     for name, options in judges:
         identity = identity_of(options) if options else ""

@@ -119,21 +119,6 @@ class EvaluationConfig(Section):
     judge: str = ""
     """Checkpoint or address of the judge that answers for them: another model than the one that rewards, with the other
     settings of `judge`; empty for the same. It is neither reached nor loaded if they ask no judge."""
-    _judge_settings: JudgeSettings | None = PrivateAttr(None)
-
-    @property
-    def judge_settings(self) -> JudgeSettings | None:
-        """Settings of `judge`; None without one."""
-        if not self.judge:
-            return None
-        return self._judge_settings
-
-    def judged_like(self, judge: JudgeSettings | None) -> EvaluationConfig:
-        """Return a copy whose judge has the other settings of the run's."""
-        copy = self.model_copy()
-        changes = {"checkpoint": self.judge, "adapter": ""}
-        copy._judge_settings = (judge or JudgeSettings()).model_copy(update=changes)
-        return copy
 
 
 class OptimizerConfig(AdamWConfig):
@@ -202,6 +187,12 @@ class PolicyConfig(LoraConfig):
     objective: Annotated[ObjectiveOptions, OBJECTIVES] = Field(default_factory=OBJECTIVES.default_options)
     """Training objective."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    _held_out_judge: JudgeSettings | None = PrivateAttr(None)
+
+    @property
+    def held_out_judge(self) -> JudgeSettings | None:
+        """Settings of `evaluation.judge`: the other ones are the run's, also if its own judge is idle. None without."""
+        return self._held_out_judge if self.evaluation.judge else None
 
     @property
     def whole_groups(self) -> bool:
@@ -217,7 +208,8 @@ class PolicyConfig(LoraConfig):
     def _judges_of_the_run(self) -> PolicyConfig:
         judge = self.judge.in_memory(self.memory) if self.judge else None
         self.__dict__["judge"] = judge  # a frozen model's own field
-        self.__dict__["evaluation"] = self.evaluation.judged_like(judge)
+        changes = {"checkpoint": self.evaluation.judge, "adapter": ""}
+        self._held_out_judge = (judge or JudgeSettings()).model_copy(update=changes)
         return self
 
     @model_validator(mode="after")

@@ -211,7 +211,7 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     absences += generator.absences
     scorers = [clip_scorer(encoder, config, prompts) for encoder in data.encoders]
     judging = 0.0
-    for key, settings in (("judge.checkpoint", config.judge), ("evaluation.judge", evaluation.judge_settings)):
+    for key, settings in (("judge.checkpoint", config.judge), ("evaluation.judge", config.held_out_judge)):
         judge = sources.judge(key, settings, ask=ask)
         absences += judge.absences
         if settings and judge.configs:
