@@ -112,12 +112,11 @@ class Collator:
     def prompt_ids(self, comparison: Comparison, image_tokens: Sequence[int]) -> list[int]:
         """Tokenize the prompt, with `image_tokens` per image; images come first, or at the tags of the question."""
         question = comparison.question
-        image = {"type": "image"}
-        if IMAGE_TAG in question:
-            pieces = [piece for piece in re.split(f"({IMAGE_TAG})", question) if piece]
-            content = [image if piece == IMAGE_TAG else {"type": "text", "text": piece} for piece in pieces]
-        else:
-            content = [image] * len(comparison.images) + [{"type": "text", "text": question}]
+        if IMAGE_TAG not in question:
+            question = IMAGE_TAG * len(comparison.images) + question
+        content = []
+        for piece in filter(None, re.split(f"({IMAGE_TAG})", question)):
+            content.append({"type": "image"} if piece == IMAGE_TAG else {"type": "text", "text": piece})
 
         # Each image's place in the chat is filled with as many tokens as it has.
         turns = [{"role": "user", "content": content}]
