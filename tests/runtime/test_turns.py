@@ -28,7 +28,7 @@ def test_scoring_models_are_on_the_device_only_while_they_score() -> None:
     # The meta device stands for a card; nothing comes back from it, so that one way is seen.
     generator, holder = nn.Linear(4, 4).requires_grad_(False), Holder()
     turns = Turns(generator, device=META)
-    turns.add([holder, holder, lambda prompts, images: [0.0]])
+    turns.add([holder, lambda prompts, images: [0.0]])
     assert turns.scorers == [holder.model]
     block = turns.scoring()
     block.__enter__()

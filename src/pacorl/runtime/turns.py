@@ -33,9 +33,8 @@ class Turns:
     def add(self, holders: Iterable[object]) -> None:
         """Add the models of judges and rewards, if they expose any."""
         for holder in holders:
-            for model in holder.models() if isinstance(holder, HoldsModels) else ():
-                if model not in self.scorers:  # rewards may share a model, which must be moved once
-                    self.scorers.append(model)
+            if isinstance(holder, HoldsModels):
+                self.scorers += holder.models()
 
     def scoring(self) -> AbstractContextManager[None]:
         """Move the scorers to the device during the block, and the generator to host memory."""
