@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,14 @@ def test_vllm_has_not_the_allocator_of_this_package(
 def test_this_process_becomes_vllm_and_its_key_is_in_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(os, "execvpe", lambda *arguments: seen.extend(arguments))
-    run_vllm(Served("base", "judge"), api_key="secret", program=("true",))
+    monkeypatch.setattr(shutil, "which", str)
+    run_vllm(Served("base", "judge"), api_key="secret")
     file, command, environment = seen
-    assert (file, environment["VLLM_API_KEY"]) == ("true", "secret")
+    assert (file, environment["VLLM_API_KEY"]) == ("vllm", "secret")
     assert "secret" not in command
+    monkeypatch.setattr(shutil, "which", lambda program: None)
     with pytest.raises(ValueError, match="--backend builtin"):
-        run_vllm(Served("base", "judge"), program=("no-such-vllm",))
+        run_vllm(Served("base", "judge"))
 
 
 def test_an_adapter_that_vllm_would_not_apply_is_refused(tmp_path: Path) -> None:

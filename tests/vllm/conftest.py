@@ -66,7 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "DO_NOT_TRACK": "1",
         "PYTHONPATH": str(SHIMS),
     }
-    with subprocess.Popen(vllm_command(server, extra=extra, program=[str(program)]), env=environment) as process:
+    with subprocess.Popen([program, *vllm_command(server, extra=extra)[1:]], env=environment) as process:
         try:
             deadline = time.monotonic() + STARTUP_SECONDS
             while not _is_healthy(port):

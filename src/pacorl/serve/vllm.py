@@ -38,7 +38,7 @@ class Served:
     port: int = 8000
 
 
-def vllm_command(served: Served, *, extra: Sequence[str] = (), program: Sequence[str] = ("vllm",)) -> list[str]:
+def vllm_command(served: Served, *, extra: Sequence[str] = ()) -> list[str]:
     """Build the command line. Raises ValueError if vLLM would serve an adapter only in part.
 
     By default vLLM reads the checkpoint's generation_config.json, like a judge in this process: the repetition penalty
@@ -53,7 +53,7 @@ def vllm_command(served: Served, *, extra: Sequence[str] = (), program: Sequence
         of_adapter = ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1"]
         of_adapter += ["--lora-modules", f"{served.name}={folder}"]
         model = name = lora.base  # the base keeps a name of its own
-    command = [*program, "serve", model, "--served-model-name", name, "--host", served.host]
+    command = ["vllm", "serve", model, "--served-model-name", name, "--host", served.host]
     command += ["--port", str(served.port), "--max-model-len", str(MAX_MODEL_LEN)]
     command += ["--limit-mm-per-prompt", json.dumps({"image": IMAGES, "video": 0})]
     # Callers send images in data URLs; vLLM would fetch any URL, even inside this network.
@@ -76,13 +76,11 @@ def read_judge_adapter(folder: Path) -> Lora:
     return lora
 
 
-def run_vllm(
-    served: Served, *, api_key: str = "", extra: Sequence[str] = (), program: Sequence[str] = ("vllm",)
-) -> NoReturn:
+def run_vllm(served: Served, *, api_key: str = "", extra: Sequence[str] = ()) -> NoReturn:
     """Replace this process by vLLM. Raises ValueError if vLLM is not installed."""
-    if shutil.which(program[0]) is None:
-        raise ValueError(f"{program[0]} is not on PATH: install it as docs/serve.md shows, or take --backend builtin")
-    command = vllm_command(served, extra=extra, program=program)
+    if shutil.which("vllm") is None:
+        raise ValueError("vllm is not on PATH: install it as docs/serve.md shows, or take --backend builtin")
+    command = vllm_command(served, extra=extra)
     os.execvpe(command[0], command, environment_of(api_key))
 
 
