@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pacorl.core.schedule import seed_of
-from pacorl.generate.image_queue import RECIPE, ImageJob, ImageSource, Shard, generate_missing, unfinished_batches
+from pacorl.generate.image_queue import RECIPE, ImageJob, ImageSource, Shard, generate_missing, missing_images
 from pacorl.io.images import png_texts
 from pacorl.types import Prompt
 
@@ -46,16 +46,12 @@ def stop_after(images: int) -> Callable[[ImageJob, Image.Image], None]:
     return save_panels
 
 
-def missing_jobs(out: Path, current: ImageSource) -> list[ImageJob]:
-    return [job for batch in unfinished_batches(JOBS, out, current) for job in batch.missing]
-
-
 def test_another_recipe_is_another_image(tmp_path: Path) -> None:
     generate_missing(JOBS, tmp_path, source())
-    assert len(missing_jobs(tmp_path, source(seed=4))) == 5
+    assert len(missing_images(JOBS, tmp_path, source(seed=4))) == 5
     assert generate_missing(JOBS, tmp_path, source(seed=4)) == 5
     (tmp_path / JOBS[2].file).write_bytes(b"torn")
-    assert missing_jobs(tmp_path, source(seed=4)) == [JOBS[2]]
+    assert missing_images(JOBS, tmp_path, source(seed=4)) == [JOBS[2]]
 
 
 def test_a_job_may_bring_its_own_seed(tmp_path: Path) -> None:
@@ -75,7 +71,7 @@ def test_panels_are_there_before_their_image(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         generate_missing(JOBS, tmp_path, source(), save_panels=killed)
-    assert len(missing_jobs(tmp_path, source())) == 5
+    assert len(missing_images(JOBS, tmp_path, source())) == 5
 
 
 @pytest.mark.parametrize("finished", range(1, 5))

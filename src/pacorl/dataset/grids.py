@@ -20,7 +20,7 @@ from pacorl.core.batches import grouped
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing, unfinished_batches
+from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing, missing_images
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
@@ -64,7 +64,7 @@ def generate(
     # Generate this shard's grids.
     jobs = grid_jobs(records, grids=grids, seed=source.seed)
     generated = generate_missing(jobs, folder, source, shard=shard, progress=progress)
-    missing = sum(len(batch.missing) for batch in unfinished_batches(jobs, folder, source))
+    missing = len(missing_images(jobs, folder, source))
     # Only the last process to finish lists the grids of all shards.
     if not missing:
         options = {"generator": dict(source.generator)}

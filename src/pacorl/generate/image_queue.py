@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,16 +97,6 @@ class ImageSource:
         return json.dumps(content, sort_keys=True, ensure_ascii=False)
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedBatch:
-    """A batch with missing images."""
-
-    jobs: Sequence[ImageJob]
-    """All jobs of the batch, in order."""
-    missing: Sequence[ImageJob]
-    """Jobs whose image is absent, broken, or of another recipe."""
-
-
 def generate_missing(
     jobs: Sequence[ImageJob],
     out: Path,
@@ -123,38 +114,29 @@ def generate_missing(
         save_panels: writes further files of an image, such as its panels.
         progress: callback with (done, total) sampled images after each batch.
     """
-    batches = unfinished_batches(jobs, out, source, shard=shard)
-    if not batches:
+    batches = shard.batches(jobs, size=source.batch)
+    missing = {job.file for job in missing_images(list(chain(*batches)), out, source)}
+    if not missing:
         return 0
 
     # The weights load only if an image is missing.
     generate = source.load()
-    total = sum(len(batch.jobs) for batch in batches)
+    unfinished = [batch for batch in batches if any(job.file in missing for job in batch)]
+    total = sum(map(len, unfinished))
     done = 0
-    for batch in batches:
-        images = generate([job.prompt for job in batch.jobs], [source.seed_of(job) for job in batch.jobs])
-        image_of = {job.file: image for job, image in zip(batch.jobs, images, strict=True)}
-        # Panels first: an image with its recipe marks its job as complete.
-        for job in batch.missing:
-            save_panels(job, image_of[job.file])
-            write_atomic(out / job.file, png_bytes(image_of[job.file], {RECIPE: source.recipe(job)}))
-        done += len(batch.jobs)
+    for batch in unfinished:
+        images = generate([job.prompt for job in batch], [source.seed_of(job) for job in batch])
+        for job, image in zip(batch, images, strict=True):
+            if job.file in missing:
+                # Panels first: an image with its recipe marks its job as complete.
+                save_panels(job, image)
+                write_atomic(out / job.file, png_bytes(image, {RECIPE: source.recipe(job)}))
+        done += len(batch)
         progress(done, total)
-    return sum(len(batch.missing) for batch in batches)
+    return len(missing)
 
 
-def unfinished_batches(
-    jobs: Sequence[ImageJob], out: Path, source: ImageSource, *, shard: Shard = Shard()
-) -> list[UnfinishedBatch]:
-    """Return the unfinished batches of a shard."""
-    batches = []
-    for batch in shard.batches(jobs, size=source.batch):
-        # By the recipe inside the file, not by the file's existence.
-        missing = []
-        for job in batch:
-            if png_texts(out / job.file).get(RECIPE) != source.recipe(job):
-                missing.append(job)
-
-        if missing:
-            batches.append(UnfinishedBatch(batch, missing))
-    return batches
+def missing_images(jobs: Sequence[ImageJob], out: Path, source: ImageSource) -> list[ImageJob]:
+    """List the jobs whose image is absent, broken, or of another recipe."""
+    # By the recipe inside the file, not by the file's existence.
+    return [job for job in jobs if png_texts(out / job.file).get(RECIPE) != source.recipe(job)]
