@@ -200,7 +200,7 @@ def test_a_character_is_made_kept_captioned_and_removed_by_one_rule(studio):
 def test_each_new_character_is_opened_and_a_refused_one_stays_as_it_is_typed(studio):
     async def story(user):
         user.find("Characters").click()
-        for name, refused, reason in (("Grünling", "G/n", "cannot name"), ("Nora", " ", "has no name")):
+        for name, refused, reason in (("Grünling", "G/n", "cannot name"), ("Nora", " ", "cannot name")):
             # The practice model knows no fox.
             for typed, looks, shown in (
                 (refused, "a fox", "'fox'"),

@@ -102,7 +102,7 @@ def test_a_page_is_ranked_and_drawn_again_to_the_bit_after_a_restart(studio):
 def test_a_redrawn_panel_is_the_only_change_and_drawings_that_are_not_told_apart_are_a_tie(studio, monkeypatch):
     scores = (0.96, 0.93, 0.96, 0.93, 0.9)
     judged = [Judged(score) for score in scores]
-    monkeypatch.setattr("pacorl.generate.sets.judge_sets", lambda judge, prompts, *_, **__: judged[: len(prompts)])
+    monkeypatch.setattr("pacorl.generate.sets.judge_sets", lambda judge, prompt, images, **_: judged[: len(images)])
     page = opened(studio)[0]
     studio.keep(words=SENTENCE)
     studio.unfold()

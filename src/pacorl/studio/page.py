@@ -368,7 +368,6 @@ class StudioPage:
         taught = newest_training(self.studio.loras(name), finished=True)
         # A stopped training does not hide the LoRA in use; one that runs does.
         shown = last if self.studio.phase.startswith(LEARNING) else taught or last
-        is_used = taught is not None and shown == taught
         with card("Teach it"):
             ui.label("From three pictures on. The studio draws nothing else meanwhile.").classes("soft")
             text = "Go on teaching it" if last and not last.is_finished else "Teach it"
@@ -377,17 +376,20 @@ class StudioPage:
             with tag("div", "pictures pairs", role="group", aria_label="Drawn before and after the teaching"):
                 for text, before, after in shown.samples if shown else ():
                     with tag("div", "picture"):
+                        pictures = {"Before": before, "After": after}
                         # One image until the first interval has ended.
-                        for path, when in reversed({after: "After", before: "Before"}.items()):
+                        if after == before:
+                            del pictures["After"]
+                        for when, path in pictures.items():
                             with tag("div"):
                                 self.picture(path, f"{when}: {text}")
                                 ui.label(when)
                         ui.label(plain(text)).classes("soft")
-            now = f"Pages of {plain(name)} are drawn with it now."
-            ui.label(now if is_used else "Once the teaching has ended, pages are drawn with it, and it can be saved.")
-            lora = taught.lora if taught else None
-            save = self.button("Save for ComfyUI", ui.download, lora, f"{name}.safetensors")
-            save.set_enabled(is_used)
+            if taught and shown == taught:
+                ui.label(f"Pages of {plain(name)} are drawn with it now.")
+                self.button("Save for ComfyUI", ui.download, taught.lora, f"{name}.safetensors")
+            else:
+                ui.label("Once the teaching has ended, pages are drawn with it, and it can be saved.")
 
     # --- models ------------------------------------------------------------------------------------------------------
 

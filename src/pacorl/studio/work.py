@@ -24,13 +24,14 @@ from PIL.Image import Image
 from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import panel_tags, shared_text
+from pacorl.core.set_scores import tied_groups
 from pacorl.io.children import start_python
 from pacorl.io.documents import write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge import judge_for
 from pacorl.models.adapters import adapter_names, read_adapters
-from pacorl.models.policies import POLICIES, kind_of, tiny_spec
+from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import check_for, layout_for, prompt_from, sentence
 from pacorl.records.panels import write_panels
 from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, plain, timestamp
@@ -159,7 +160,7 @@ class Studio:
         """List the LoRAs of the next drawing: the command's and the character's."""
         if edits and self.names.model == TINY:
             # The practice editor is another model than the practice generator, with a LoRA of its own.
-            return dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
+            return dict.fromkeys(self.spec(edits=True).committed.adapters, 1.0)
         adapters = read_adapters(self.names.adapter)
         # A further training that is stopped takes nothing away.
         training = newest_training(self.loras(character), finished=True) if character else None
@@ -310,10 +311,10 @@ class Studio:
         """
         character, edits = self.known(recipe), bool(recipe.sources)
         self.keep(seed=recipe.seed, character=character)
-        sources: Sequence[Path] = ()
+        pictures = []
         if edits:
             self.keep(sheet=recipe.words, tab="Characters")
-            sources = self.sheet_sources(character) if character else ()
+            pictures = [path.name for path in self.sheet_sources(character)] if character else []
         else:
             self.keep(words=recipe.words)
         adapters = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
@@ -322,7 +323,7 @@ class Studio:
             ("LoRA", recipe.adapter, adapter_names(adapters)),
             ("character", recipe.character, character),
             ("layout", recipe.grid, layout_for(len(recipe.panels) or 1)),
-            ("pictures", " and ".join(recipe.sources), " and ".join([path.name for path in sources])),
+            ("pictures", " and ".join(recipe.sources), " and ".join(pictures)),
         ]
         differing = [f"{name} {then or 'none'}" for name, then, now in then_and_now if then != now]
         if differing:
@@ -371,39 +372,38 @@ class Studio:
         self, models: Models, drawing: Drawing, panel: int, drawn: Sequence[tuple[Image, Recipe]], *, ranked: bool
     ) -> None:
         """Open a page with each of some new images of a panel, and the page before, best first if `ranked`."""
-        from pacorl.generate.sets import best_first
-
         recipe = drawing.recipe
         where = f"panel {panel + 1}: " if recipe.grid.count > 1 else ""
         images, recipes = [], []
         for image, new in drawn:
             images.append(drawing.with_panel(panel, image))
-            recipes.append(new.updated(note=where + new.note, checked=[], odd=None, score=None, tied=1))
+            recipes.append(new.updated(note=where + new.note, checked=[], odd=None, score=None))
         images.append(open_image(drawing.path))
         recipes.append(recipe.updated(note="as before"))
         # Whole pages are judged: a panel is consistent only with its neighbours.
-        judged = self._judged(models, recipe, images)
+        scores = self._scores(models, recipe, images)
+        groups = [[index] for index in range(len(images))]
+        if ranked:
+            groups = tied_groups([each.get("score") for each in scores])
         pages = []
-        for group in best_first(judged) if ranked else [range(len(images))]:
+        for group in groups:
             for index in group:
-                if judged:
-                    tied = len(group) if ranked else 1
-                    recipes[index] = recipes[index].updated(**scores_in(judged[index]), tied=tied)
-                pages.append((images[index], recipes[index]))
+                pages.append((images[index], recipes[index].updated(tied=len(group), **scores[index])))
         self._open(pages)
 
-    def _judged(self, models: Models, recipe: Recipe, images: Sequence[Image]) -> list[Judged]:
-        """Judge pages of one recipe; nothing without words, or of a single panel."""
+    def _scores(self, models: Models, recipe: Recipe, images: Sequence[Image]) -> list[dict[str, Any]]:
+        """Judge pages of one recipe, and return the fields that this adds to each; none without words, or of a single
+        panel."""
         from pacorl.generate.sets import judge_sets
 
         if not recipe.prompt or recipe.grid.count == 1:
-            return []
+            return [{} for _ in images]
         self.enter("Comparing")
         prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
         prompt = replace(prompt, characters=self.cast(recipe))
         generator, reward = models
         with generator.judging():
-            return judge_sets(reward.judge, [prompt] * len(images), images)
+            return list(map(scores_in, judge_sets(reward.judge, prompt, images)))
 
     def _candidates(self, prompts: Sequence[Prompt], *, seed: int | None = None) -> list[tuple[Image, Recipe]]:
         """Draw candidates of each prompt, best first; a seed of None is a new one."""
@@ -483,13 +483,13 @@ class Studio:
         original = open_image(drawing.path)
         page = page_of(repair.images, recipe.grid, panels[0].size)
         # The question of the ranking, so that all numbers can be compared.
-        judged = self._judged(models, drawing.recipe, [original, page])
+        scores = self._scores(models, drawing.recipe, [original, page])
         # The verdict stays with the page that was checked, also if nothing was repaired.
-        before = drawing.rewrite(**self._verdict(repair.before, judged[:1]))
+        before = drawing.rewrite(**verdict_in(repair.before) | scores[0])
         if repair.tries:
             drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tied": 1}
             note = "repaired" if repair.after.passed else "improved"
-            improved = before.recipe.updated(note=note, **drawn_by, **self._verdict(repair.after, judged[1:]))
+            improved = before.recipe.updated(note=note, **drawn_by, **verdict_in(repair.after) | scores[1])
             pages = [(page, improved), (original, before.recipe.updated(note="as before"))]
             if not repair.replaced:
                 pages = [(original, before.recipe.updated(note=NO_BETTER))]
@@ -497,11 +497,6 @@ class Studio:
                 verdict = each.verdict if each.check else "not judged"
                 pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {verdict}")))
             self._open(pages)
-
-    def _verdict(self, check: Check, judged: Sequence[Judged]) -> dict[str, Any]:
-        """Return the fields that a check adds to a recipe; its own scores, unless the page is judged."""
-        scores = scores_in(judged[0]) if judged else {"score": check.scores.mean, "matrix": check.scores.matrix}
-        return {"checked": sentences_of(check), "odd": check.odd_one_out, **scores}
 
     def _redrawing(self, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
         """Return the function that redraws a panel of a page from its text, in the size of `panel`."""
@@ -515,7 +510,7 @@ class Studio:
         size = None
         if self.names.model != TINY:
             size = generator.policy.nearest_size(Size(panel.height, panel.width))
-        return redraw_by(generator, prompts, seeds=[seed] * len(prompts), size=size, on_step=self.go_on)
+        return redraw_by(generator, prompts, seed=seed, size=size, on_step=self.go_on)
 
     # --- characters --------------------------------------------------------------------------------------------------
 
@@ -596,9 +591,15 @@ def sentences_of(check: Check) -> list[str]:
     ]
 
 
+def verdict_in(check: Check) -> dict[str, Any]:
+    """Return the fields that a check adds to a recipe."""
+    scores = {"score": check.scores.mean, "matrix": check.scores.matrix}
+    return {"checked": sentences_of(check), "odd": check.odd_one_out, **scores}
+
+
 def scores_in(judged: Judged) -> dict[str, Any]:
     """Return the fields that a judgement adds to a recipe."""
-    return {"score": judged.score, "matrix": judged.matrix, "likeness": dict(judged.parts).get("reference")}
+    return {"score": judged.score, "matrix": judged.matrix, "likeness": judged.parts.get("reference")}
 
 
 def new_seed() -> int:
