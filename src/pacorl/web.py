@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +26,9 @@ from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pacorl.io.documents import read_text
+from pacorl.io.files import PRIVATE, write_atomic
 
 SHARED_FILES = Path(__file__).parent / "shared_page"
 HOSTS_VARIABLE = "PACORL_HOSTS"
@@ -134,6 +138,13 @@ def check_origin(connection: HTTPConnection) -> None:
         raise RefusedError("a page of another site may change nothing here", status=403)
 
 
+def secret_in(path: Path) -> str:
+    """Read the secret of a folder's links, or make it: links and their cookies stay good at every start."""
+    if not path.is_file():
+        write_atomic(path, secrets.token_urlsafe(32), mode=PRIVATE)
+    return read_text(path).strip()
+
+
 @dataclass(frozen=True, slots=True)
 class Door:
     """Links that sign people in: `/join#TOKEN` trades the token for a cookie."""
@@ -148,13 +159,12 @@ class Door:
 
     def admit(self, connection: HTTPConnection) -> None:
         """Refuse a connection without a valid token; pages without content are read by everybody."""
-        if not re.match(r"/join$|/health$|/page/", connection.scope["path"]):
+        if not re.match(r"/join$|/page/", connection.scope["path"]):
             self.page_of(self.token(connection))
 
     def router(self) -> APIRouter:
         """Serve the page of every join link, whose script posts the token behind the `#`, and the shared files."""
         router = APIRouter()
-        router.get(HEALTH)(lambda: {"status": "ok"})
         router.get("/join")(lambda: FileResponse(SHARED_FILES / "join.html"))
         router.mount("/page/shared", StaticFiles(directory=SHARED_FILES))
 

@@ -314,7 +314,6 @@ def test_people_rank_to_the_end_by_the_api(annotation, client):
     summary = client.get("/api/admin", headers=key_of(annotation, ADMIN)).json()
     assert summary["people"][0]["ranked"] == total - 1
     assert "pacorl dataset export" in summary["command"]
-    assert client.get("/health").json() == {"status": "ok"}
 
 
 def test_strangers_see_nothing_and_annotators_administer_nothing(annotation, client):

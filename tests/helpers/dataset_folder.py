@@ -6,8 +6,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -126,14 +124,7 @@ class AnnotationServer:
             name, tab, link = line.strip().partition("\t")
             if tab:
                 links[name] = link
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
-                    return links
-            except OSError:
-                assert time.monotonic() < deadline, "the server does not answer"
-                time.sleep(0.1)
+        return links
 
     def __exit__(self, *fault: object) -> None:
         self.process.terminate()

@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import math
 import random
-import secrets
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -27,11 +26,11 @@ from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
 from pacorl.dataset.rules import best_worst, pair_agreement, pair_orders
-from pacorl.io.documents import blamed_on, read_text
-from pacorl.io.files import PRIVATE, existing, inside, safe_name, sole_holder, text_digest, write_atomic
+from pacorl.io.documents import blamed_on
+from pacorl.io.files import existing, inside, safe_name, sole_holder, text_digest
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.records.rankings import Ranking
-from pacorl.web import Door, Guard, RefusedError, listening, run
+from pacorl.web import Door, Guard, RefusedError, listening, run, secret_in
 
 PAGE = Path(__file__).parent / "page"
 ADMIN = "admin"
@@ -122,10 +121,7 @@ class Annotation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = AnswerLog(folder, writes=True)
-        key = folder / "annotate.key"
-        if not key.is_file():
-            write_atomic(key, secrets.token_urlsafe(32), mode=PRIVATE)
-        self._secret = read_text(key).strip().encode()
+        self._secret = secret_in(folder / "annotate.key").encode()
 
     def start(
         self,
@@ -153,8 +149,8 @@ class Annotation:
                 "the same clothes': the judge will be asked whether they meet it"
             )
         role_of = dict(log.people)
-        roles: tuple[Role, Role] = ("annotator", "adjudicator")
-        for role, names in zip(roles, (annotators, adjudicators), strict=True):
+        given: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
+        for role, names in given.items():
             for name in names:
                 safe_name(name)
                 # One role per name: an adjudicator must not decide on their own rankings.
@@ -225,10 +221,10 @@ class Annotation:
 
     def instance_of(self, person: str, key: str) -> Instance:
         """Find an instance of a public key that this person may see. Raises RefusedError for any other."""
-        for name, instance in self.log.instances.items():
-            sees_all = person == ADMIN or self.adjudicates(person)
-            if public_key(name) == key and (sees_all or name in self.log.assigned.get(person, [])):
-                return instance
+        sees_all = person == ADMIN or self.adjudicates(person)
+        for name in self.log.instances if sees_all else self.log.assigned.get(person, ()):
+            if public_key(name) == key:
+                return self.log.instances[name]
         raise RefusedError(f"there is no instance {key[:80]!r} for {person}", status=404)
 
     def image_of(self, person: str, key: str, slot: str) -> Path:
@@ -289,11 +285,9 @@ class Annotation:
         agreement = pair_agreement(log.rankings())
         people = []
         for name, role in log.people.items():
-            passed = []
-            for event in log.of(name):
-                if event.kind == "rank" and log.instances[event.instance].is_control:
-                    passed.append(log.passed(event))
-            line = {"name": name, "role": role, "controls": len(passed), "passed": sum(passed)}
+            ranked = [event for event in log.of(name) if event.kind == "rank"]
+            controls = [event for event in ranked if log.instances[event.instance].is_control]
+            line = {"name": name, "role": role, "controls": len(controls), "passed": sum(map(log.passed, controls))}
             people.append(line | self.progress(name))
         # The questions that need a look, with everybody's answers.
         disputed = self.disputed()

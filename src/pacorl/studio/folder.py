@@ -10,7 +10,6 @@ draft.json, key                      the form of the page, and the secret of its
 from __future__ import annotations
 
 import re
-import secrets
 import shutil
 import unicodedata
 from collections.abc import Sequence
@@ -26,12 +25,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Json
 
 from pacorl.config.options import StudioModels
 from pacorl.core.grid import join, parse_layout, split
-from pacorl.io.documents import dump_yaml, read_object, read_text, read_yaml, typed
+from pacorl.io.documents import dump_yaml, read_object, read_yaml, typed
 from pacorl.io.files import make_folder, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
 from pacorl.judge.pairwise import Matrix
 from pacorl.records.characters import CARD, Card, read_caption, read_character
 from pacorl.types import Character, Grid
+from pacorl.web import secret_in
 
 MOST_PICTURES = 60
 """Most pictures to teach a character from."""
@@ -188,12 +188,10 @@ class Folder:
         path.chmod(0o700)  # drawings and the key of the page are the owner's alone
         self._held.enter_context(sole_holder(path / ".lock", fix="name another folder with --folder"))
         sweep(path)
-        if not (path / "key").is_file():
-            write_atomic(path / "key", secrets.token_urlsafe(16))
-        self.key = read_text(path / "key")
-        """The secret of the link, the same at every start, so that the address and its cookie stay good."""
-        self._removed: list[tuple[str, list[tuple[Path, Path]]]] = []
-        """Removals, the last one at the end: in words, and each former path with its path in the trash."""
+        self.key = secret_in(path / "key")
+        """The secret of the link."""
+        self._removed: list[tuple[str, Path, tuple[Path, ...]]] = []
+        """Removals, the last one at the end: in words, the folder in the trash, and the former paths."""
         self.removal = ""
         """The last removal, in words; empty if none can be undone."""
 
@@ -249,8 +247,6 @@ class Folder:
         """Make a character's folder, and return its name: "banana king" → "banana_king"."""
         # Typed letters are composed; of a Mac's file names they are not.
         name = re.sub(r"\s+", "_", unicodedata.normalize("NFC", name.strip()))
-        if not name:
-            raise ValueError("the character has no name; give it one")
         if not re.fullmatch(r"[\w-][\w.-]{0,79}", name):
             raise ValueError(f"{name[:99]!r} cannot name a character; use at most 80 letters, digits, '-', '_' and '.'")
         if self.character_folder(name).exists():
@@ -291,36 +287,34 @@ class Folder:
     def remove(self, what: str, *paths: Path) -> None:
         """Move files or folders into the trash; `undo` brings the last ones back. Captions wait for their pictures."""
         trash = self.path / "trash" / timestamp()
-        moved = []
         for path in paths:
             trashed = trash / path.relative_to(self.path)
             make_folder(trashed.parent)
             path.rename(trashed)
-            moved.append((path, trashed))
         self.removal = f"Removed {what}."
-        self._removed.append((self.removal, moved))
+        self._removed.append((self.removal, trash, paths))
 
     def remove_character(self, name: str) -> None:
         """Remove a character and its LoRAs: another one of this name must not be drawn with them."""
         loras = [path for path in (self.path / "loras").glob("*/*") if path.name == name]
         self.remove(plain(name), self.character_folder(name), *loras)
 
-    def undo(self) -> list[Path]:
+    def undo(self) -> tuple[Path, ...]:
         """Restore the last removal, and return its paths.
 
         Raises FileExistsError if something new has its place, and can be tried again.
         """
         if not self._removed:
-            return []
-        moved = self._removed[-1][1]
-        for path, _ in moved:
+            return ()
+        _, trash, paths = self._removed[-1]
+        for path in paths:
             if path.exists():
                 raise FileExistsError(f"there is a new {path.name}; remove it before you undo the removal")
         self._removed.pop()
         self.removal = self._removed[-1][0] if self._removed else ""
-        for path, trashed in moved:
-            trashed.rename(path)
-        return [path for path, _ in moved]
+        for path in paths:
+            (trash / path.relative_to(self.path)).rename(path)
+        return paths
 
 
 def plain(name: str) -> str:
