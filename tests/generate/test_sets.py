@@ -89,10 +89,10 @@ def test_a_character_s_image_is_asked_about_too(tmp_path):
     judge = Asked(alike)
     images = [Image.new("L", (16, 8), grey) for grey in (50, 200)]
     prompt = Prompt(0, "two of a hero", grid=Grid(1, 2), panels=("it waves", "it jumps"), characters=(hero,))
-    judged = judge_sets(judge, [prompt] * 2, images)
-    assert [dict(each.parts)["together"] for each in judged] == [1, 1]
+    judged = judge_sets(judge, prompt, images)
+    assert [each.parts["together"] for each in judged] == [1, 1]
     assert judged[1].score > judged[0].score
-    assert [each.score for each in judge_sets(judge, [replace(prompt, characters=())] * 2, images)] == [1, 1]
+    assert [each.score for each in judge_sets(judge, replace(prompt, characters=()), images)] == [1, 1]
 
 
 def test_the_first_of_tied_candidates_is_kept_and_the_tie_is_named(painter, prompts, tmp_path):
@@ -116,12 +116,12 @@ def test_an_edit_is_ranked_by_all_its_sources(tmp_path):
         Image.new("RGB", (16, 16), path.stem).save(path)
     prompt = Prompt(id=0, text="Put both in one picture.", sources=tuple(paths))
     copy, both = Image.new("RGB", (16, 16), "black"), Image.new("RGB", (16, 16), (127, 127, 127))
-    judged = judge_edits(brightness(), [prompt] * 2, [copy, both])
+    judged = judge_edits(brightness(), prompt, [copy, both])
     assert [one.score for one in judged] == pytest.approx([0.5, 0.5], abs=1e-9)
-    assert dict(judged[0].parts)["kept of source 1"] == 1
-    assert dict(judged[0].parts)["kept of source 2"] == 0
+    assert judged[0].parts["kept of source 1"] == 1
+    assert judged[0].parts["kept of source 2"] == 0
     one_source = Prompt(id=1, text="Make it grey.", sources=(paths[0],))
-    (alone,) = judge_edits(brightness(), [one_source], [both])
+    (alone,) = judge_edits(brightness(), one_source, [both])
     assert alone.score == pytest.approx(EditConsistency(brightness())([one_source], [both])[0])
 
 

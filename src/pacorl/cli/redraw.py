@@ -124,7 +124,7 @@ class Redrawing:
         size = self.options.size
         if size is None and self.model.model != TINY:
             size = Size(page.panels.images[0].height, page.panels.images[0].width)
-        seeds = [int(page.recipe.get("seed", 0)) + seed] * len(page.prompts)
+        seed += int(page.recipe.get("seed", 0))
         # A score was the earlier page's.
         texts = {name: text for name, text in page.recipe.items() if name != "score"}
         return repair_page(
@@ -133,7 +133,7 @@ class Redrawing:
             texts,
             [{**texts, "panel": text, "place": str(place)} for place, text in enumerate(page.panels.texts, 1)],
             gate=judged,
-            redraw=redraw_by(self.model, page.prompts, seeds=seeds, size=size, steps=self.options.steps),
+            redraw=redraw_by(self.model, page.prompts, seed=seed, size=size, steps=self.options.steps),
             tries=self.choice.tries,
             say=echo_errors,
         )

@@ -11,7 +11,6 @@ from pacorl.core.batches import in_batches
 from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
-from pacorl.io.terminal import Progress, silent
 from pacorl.judge import identity_at, judge_from
 from pacorl.judge.calibration import read_calibration
 from pacorl.types import Question, Verdict
@@ -98,14 +97,12 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         pairs: Sequence[tuple[ImageLike, ImageLike]],
         *,
         themes: str | Sequence[str] = "",
-        progress: Progress = silent,
     ) -> list[Verdict]:
         """Score many pairs, `TOGETHER` in one call of the judge.
 
         Args:
             pairs: Two images each, in any form that `score_set` accepts; opened as they are asked about.
             themes: The theme of all pairs, or of each; without one the plain question is asked.
-            progress: Callback with (done, total) pairs.
 
         Returns:
             One verdict per pair, in order: `p_yes`, or None with the reason as `error`.
@@ -132,7 +129,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
                 images = tuple(as_rgb(_opened(image), "an image of a pair") for image in pair)
                 questions.append(Question(images, text))
             verdicts += self.judge.verdicts(questions)
-            progress(len(verdicts), len(pairs))
         return verdicts
 
     def score_set(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Judged:
 
     score: float | None
     matrix: Matrix = ()
-    parts: tuple[tuple[str, float | None], ...] = ()
+    parts: Mapping[str, float | None] = field(default_factory=dict)
     error: str = ""
 
 
@@ -207,5 +207,5 @@ def to_dict(saved: SavedImage) -> dict[str, Any]:
     }
     # Without a judge the keys are absent, rather than null.
     if judged:
-        document |= {"score": judged.score, "pairs": judged.matrix, "parts": dict(judged.parts), "error": judged.error}
+        document |= {"score": judged.score, "pairs": judged.matrix, "parts": judged.parts, "error": judged.error}
     return document

@@ -70,12 +70,7 @@ class Generator:
         self.adapter = adapter
         self.kind = kind
         """Name in `POLICIES`."""
-        # Properties of the kind.
         spec = POLICIES.named(kind)
-        self.edits = spec.edits
-        """Whether the kind edits sources."""
-        self.sets = spec.sets
-        """Whether the kind generates from text alone."""
         self.max_references = spec.policy.max_references
         """Maximum number of images of a prompt with references; 0 if references are refused."""
         # Defaults, which the tiny checkpoint has of its own.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -66,38 +65,29 @@ def image_source(
     description |= {"dtype": dtype, **packed_form(memory)}
     if size:
         description["size"] = str(size)
-    for name in spec.adapters_of(checkpoint, {adapter or NO_ADAPTER: 1.0}):
+    # The base, unless an adapter is named: the tiny generator's own would make a benchmark of something else.
+    adapter = adapter or NO_ADAPTER
+    adapters = spec.adapters_of(checkpoint, {adapter: 1.0})
+    for name in adapters:
         description["adapter"] = digest(adapter_file(spec.adapter_source(checkpoint, name)))
     if edits:
         description["kind"] = kind
 
     # Loaded late: a folder without missing images needs no weights.
-    # The base, unless an adapter is named: the tiny generator's own would make a benchmark of something else.
-    names = {"kind": kind, "adapter": adapter or NO_ADAPTER, "dtype": dtype, "memory": memory}
-    load = partial(_load, checkpoint, names | options, batch=batch, size=size, steps=steps)
+    def load() -> GenerateImages:
+        spec.check_source(checkpoint, adapters=adapters)  # before torch is imported
+        quiet_loading()
+        import torch
+
+        from pacorl.generate.generator import Generator
+
+        # Under torchrun each process uses its own GPU; without a rank, the usual choice.
+        rank = os.environ.get("LOCAL_RANK")
+        device = f"cuda:{rank}" if rank and torch.cuda.is_available() else ""
+        names = {"kind": kind, "adapter": adapter, "dtype": dtype, "memory": memory, "device": device}
+        generator = Generator.from_pretrained(checkpoint, **names, **options)
+        # Not in the recipe: each image has its own seed, so a batch changes speed and at most last bits.
+        generator.batch = batch
+        return partial(generator.sample, size=size, steps=steps)
+
     return ImageSource(load, description, seed=seed, batch=batch)
-
-
-def _load(
-    checkpoint: str,
-    options: Mapping[str, Any],
-    *,
-    batch: int,
-    size: Size | None,
-    steps: int | None,
-) -> GenerateImages:
-    spec = POLICIES.named(options["kind"])
-    adapters = spec.adapters_of(checkpoint, {options["adapter"]: 1.0})
-    spec.check_source(checkpoint, adapters=adapters)  # before torch is imported
-    quiet_loading()
-    import torch
-
-    from pacorl.generate.generator import Generator
-
-    # Under torchrun each process uses its own GPU; without a rank, the usual choice.
-    rank = os.environ.get("LOCAL_RANK")
-    device = f"cuda:{rank}" if rank and torch.cuda.is_available() else ""
-    generator = Generator.from_pretrained(checkpoint, device=device, **options)
-    # Not in the recipe: each image has its own seed, so a batch changes speed and at most last bits.
-    generator.batch = batch
-    return lambda prompts, seeds: generator.sample(prompts, seeds, size=size, steps=steps)

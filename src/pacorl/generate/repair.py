@@ -250,18 +250,17 @@ def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", refe
     return check_for(model, replace(prompt, sources=tuple(references[: spec.policy.max_sources])))
 
 
-def redraw_by(generator: Generator, prompts: Sequence[Prompt], *, seeds: Sequence[int] = (), **options: Any) -> Redraw:
+def redraw_by(generator: Generator, prompts: Sequence[Prompt], *, seed: int = 0, **options: Any) -> Redraw:
     """Redraw panels with a generator.
 
     Args:
-        seeds: Seed of each panel, to which the number of the try is added; 0 by default.
+        seed: The number of the try is added to it.
         options: Further arguments of `generate_sets`, such as `size` and `steps`.
     """
-    seeds = seeds or [0] * len(prompts)
 
     def redraw(panel: int, number: int) -> tuple[Image, dict[str, str]]:
         prompt = prompts[panel]
-        (made,) = generate_sets(generator, prompt, seed=seeds[panel] + number, **options)
+        (made,) = generate_sets(generator, prompt, seed=seed + number, **options)
         return made.panels[0], recipe_texts(made) | {"panel": prompt.panels[0]}
 
     return redraw

@@ -7,9 +7,10 @@ benchmarks, pages and files need no second form.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from pacorl.core.batches import in_batches
 from pacorl.core.grid import join
 from pacorl.records.characters import characters_of, in_turn
 from pacorl.tiny.words import tiny_scene
@@ -18,38 +19,27 @@ from pacorl.types import TINY, Prompt, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.generate.generator import AnySize, Generator
+    from pacorl.generate.generator import Generator
 
 SEEDS = 2**63
 """Seeds of a set's panels are below it, as torch needs them."""
 
 
-def sample_separately(
-    generator: Generator,
-    prompts: Sequence[Prompt],
-    seeds: Sequence[int],
-    *,
-    size: AnySize = None,
-    **options: Any,
-) -> list[Image]:
-    """Generate each panel as an image, and return one grid image per (prompt, seed), in order.
+def sample_separately(generator: Generator, prompt: Prompt, seeds: Sequence[int], **options: Any) -> list[Image]:
+    """Generate each panel as an image, and return one grid image per seed.
 
     Args:
-        prompts: Prompts of sets, with one text per panel.
-        seeds: One per prompt. `panel_seeds` derives the panels' seeds.
-        size: Size of a panel.
+        prompt: Prompt of a set, with one text per panel.
+        seeds: `panel_seeds` derives the panels' seeds.
+        options: Of `Generator.sample`; `size` is that of a panel.
 
     Raises:
-        ValueError: if a prompt has no texts of panels, or the generator takes fewer references.
+        ValueError: if the prompt has no texts of panels, or the generator takes fewer references.
     """
-    panels: list[Prompt] = []
-    of_panels: list[int] = []
-    for prompt, seed in zip(prompts, seeds, strict=True):
-        composed = panel_prompts(prompt, generator.model, generator.max_references)
-        panels += composed
-        of_panels += panel_seeds(seed, len(composed))
-    images = iter(generator.sample(panels, of_panels, size=size, **options))
-    return [join(list(islice(images, prompt.grid.count)), prompt.grid) for prompt in prompts]
+    panels = panel_prompts(prompt, generator.model, generator.max_references)
+    of_panels = [*chain.from_iterable(panel_seeds(seed, len(panels)) for seed in seeds)]
+    images = generator.sample(panels * len(seeds), of_panels, **options)
+    return [join(of_set, prompt.grid) for of_set in in_batches(images, len(panels))]
 
 
 def panel_seeds(seed: int, count: int) -> list[int]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
 from pacorl import __version__
+from pacorl.core.batches import in_batches
 from pacorl.core.devices import NONE
 from pacorl.core.set_scores import tied_groups, whole_mean
 from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe
@@ -27,7 +25,7 @@ from pacorl.judge.pairwise import Ask, ask_edits, errors_of, matrix_of
 from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reference import Reference
-from pacorl.types import Prompt, Verdict
+from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
@@ -80,7 +78,7 @@ def generate_sets(
     prompts = generator.prompts_of(prompts)
 
     # One image after another, each with its candidates.
-    options: Any = {"size": size, "steps": steps}
+    options: Any = {"size": size, "steps": steps, "on_step": on_step}
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
@@ -89,7 +87,7 @@ def generate_sets(
         seeds = range(first, first + best_of)
         in_panels = separate and prompt.grid.count > 1
         ranked = _ranked_candidates(
-            generator, prompt, seeds, judge=plain_judge, ask=ask, options=options, separate=in_panels, on_step=on_step
+            generator, prompt, seeds, judge=plain_judge, ask=ask, options=options, separate=in_panels
         )
         images += ranked if keep_all else ranked[:1]
     return images
@@ -104,12 +102,13 @@ def _ranked_candidates(
     ask: Ask,
     options: Mapping[str, Any],
     separate: bool,
-    on_step: Step,
 ) -> list[GeneratedImage]:
     """Generate one image per seed, best first."""
     # All candidates in one call: the generator batches them, and encodes their prompt once.
-    sample = partial(sample_separately, generator) if separate else generator.sample
-    candidates = sample([prompt] * len(seeds), seeds, **options, on_step=on_step)
+    if separate:
+        candidates = sample_separately(generator, prompt, seeds, **options)
+    else:
+        candidates = generator.sample([prompt] * len(seeds), seeds, **options)
 
     # Their recipes, which differ by the seed.
     settings = generator.policy.options
@@ -139,11 +138,10 @@ def _ranked_candidates(
 
     # Judge all candidates at once, so that the judge shares their prefix.
     with generator.judging():
-        prompts = [prompt] * len(seeds)
         if prompt.sources:
-            judged = judge_edits(judge, prompts, candidates)
+            judged = judge_edits(judge, prompt, candidates)
         else:
-            judged = judge_sets(judge, prompts, candidates, ask=ask)
+            judged = judge_sets(judge, prompt, candidates, ask=ask)
 
     # Tied candidates get different ranks, in the order of their seeds.
     ranked: list[GeneratedImage] = []
@@ -157,8 +155,8 @@ def _ranked_candidates(
 # --- candidates by a judge -------------------------------------------------------------------------------------
 
 
-def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
-    """Score sets with the consistency reward: the mean over every pair of panels.
+def judge_sets(judge: Judge, prompt: Prompt, images: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
+    """Score sets of one prompt with the consistency reward: the mean over every pair of panels.
 
     With characters that have images, half of the score is how well the panels show them (the reward `Reference`).
 
@@ -166,54 +164,40 @@ def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image],
         ValueError: for a single image, or for a prompt without criteria if `ask` is "criteria".
     """
     reward = Consistency(judge, ask=ask)
-    reward.check(prompts)
+    reward.check([prompt])
     # One reference of each character, as in the gate: every one costs questions about each panel.
-    shown = []
-    for prompt in prompts:
-        characters = []
-        for character in prompt.characters:
-            characters.append(replace(character, images=character.images[:1]))
-        shown.append(replace(prompt, characters=tuple(characters)))
+    characters = tuple(replace(character, images=character.images[:1]) for character in prompt.characters)
     likeness = Reference(judge)
-    likenesses = likeness(shown, images)
+    likenesses = likeness([replace(prompt, characters=characters)] * len(images), images)
     judged = []
-    for verdicts, prompt, alike in zip(reward.pairs(prompts, images), prompts, likenesses, strict=True):
+    for verdicts, alike in zip(reward.pairs([prompt] * len(images), images), likenesses, strict=True):
         matrix = matrix_of(verdicts, prompt.grid.count)
         score = whole_mean([verdict.p_yes for verdict in verdicts.values()])
-        parts: tuple[tuple[str, float | None], ...] = ()
+        parts = {}
         if any(characters_of(prompt)):
-            parts = (("together", score), ("reference", alike))
-            score = whole_mean([score, alike])
+            parts = {"together": score, "reference": alike}
+            score = whole_mean(parts.values())
         judged.append(Judged(score, matrix, parts, errors_of(verdicts.values()) or likeness.last_error))
     return judged
 
 
-def judge_edits(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[Judged]:
-    """Score edits by √(kept · followed), like the reward `EditConsistency`; of several sources, the mean over them."""
-    # One call for all edits; candidates of a prompt share its opened sources.
-    opened: dict[Path, Image] = {}
-    edits = []
-    for prompt, image in zip(prompts, images, strict=True):
-        for path in prompt.sources:
-            if path not in opened:
-                opened[path] = open_image(path)
-            edits.append((opened[path], image, prompt.text))
-    answers = iter(ask_edits(judge, edits))
-
-    # The answers come in the order of the edits, so each prompt takes its next few.
+def judge_edits(judge: Judge, prompt: Prompt, images: Sequence[Image]) -> list[Judged]:
+    """Score edits of one prompt by √(kept · followed), like the reward `EditConsistency`; of several sources, the mean
+    over them."""
+    sources = list(map(open_image, prompt.sources))
+    # One call for all edits.
+    edits = [(source, image, prompt.text) for image in images for source in sources]
     judged = []
-    for prompt in prompts:
-        count = len(prompt.sources)
-        scores: list[float | None] = []
-        components: list[tuple[str, float | None]] = []
-        verdicts: list[Verdict] = []
-        for source, answer in enumerate(islice(answers, count), 1):
-            scores.append(answer.score())
-            of_source = f" of source {source}" if count > 1 else ""
-            components.append((f"kept{of_source}", answer.kept.p_yes))
-            components.append((f"followed{of_source}", answer.followed.p_yes))
+    for answers in in_batches(ask_edits(judge, edits), len(sources)):
+        parts: dict[str, float | None] = {}
+        verdicts = []
+        for number, answer in enumerate(answers, 1):
+            of_source = f" of source {number}" if len(sources) > 1 else ""
+            parts[f"kept{of_source}"] = answer.kept.p_yes
+            parts[f"followed{of_source}"] = answer.followed.p_yes
             verdicts += [answer.kept, answer.followed]
-        judged.append(Judged(whole_mean(scores), parts=tuple(components), error=errors_of(verdicts)))
+        score = whole_mean([answer.score() for answer in answers])
+        judged.append(Judged(score, parts=parts, error=errors_of(verdicts)))
     return judged
 
 

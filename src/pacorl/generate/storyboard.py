@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 PAGE = Grid(2, 2)
 MENTION = re.compile(r"\{([^{}]*)\}")
-MAX_PANELS = MAX_COUNT
-"""Maximum panels per page; more leave each panel too few pixels."""
 
 
 class BoardFile(BaseModel):
@@ -91,30 +89,26 @@ def read_storyboard(path: Path) -> Storyboard:
     """
     document = read_yaml(path)
     with blamed_on(path):
-        return _parse(document, path.parent)
-
-
-def _parse(document: Any, folder: Path) -> Storyboard:
-    board_file = typed(document, BoardFile)
-
-    # Characters, in the file or in folders; the layout.
-    if isinstance(board_file.characters, dict):
-        characters = [Character(name, text) for name, text in board_file.characters.items()]
-    else:
-        characters = [find_character(name, folder) for name in board_file.characters]
-    layout = parse_layout(board_file.layout)
-    if layout.count > MAX_PANELS:
-        raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
-    board = Storyboard(
-        title=board_file.title.strip(),
-        style=board_file.style.strip(),
-        layout=layout,
-        characters=tuple(characters),
-        scenes=tuple(scene.strip() for scene in board_file.scenes),
-        criteria=with_kept(board_file.criteria, characters),
-    )
-    _ = board.panels  # raises for an unknown character, before anything is loaded
-    return board
+        board_file = typed(document, BoardFile)
+        # In the file or in folders.
+        if isinstance(board_file.characters, dict):
+            characters = [Character(name, text) for name, text in board_file.characters.items()]
+        else:
+            characters = [find_character(name, path.parent) for name in board_file.characters]
+        layout = parse_layout(board_file.layout)
+        # More would leave each panel too few pixels.
+        if layout.count > MAX_COUNT:
+            raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_COUNT}")
+        board = Storyboard(
+            title=board_file.title,
+            style=board_file.style,
+            layout=layout,
+            characters=tuple(characters),
+            scenes=tuple(board_file.scenes),
+            criteria=with_kept(board_file.criteria, characters),
+        )
+        _ = board.panels  # raises for an unknown character, before anything is loaded
+        return board
 
 
 def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, layout: Grid | None = None) -> Storyboard:
