@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 from tests.twins import TWINS
-from tests.twins.parts import QWEN_SPECIAL_TOKENS, image_text_processor, random_weight, tiny_judge
+from tests.twins.parts import QWEN_SPECIAL_TOKENS, image_text_processor, random_weight, tiny_judge, vocabulary
 from torch import Tensor, nn
 
 from pacorl.io.documents import JsonObject, read_object, write_json
@@ -26,7 +26,6 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import model_on_meta
-from pacorl.tiny.world import vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
-from tests.twins.parts import clip_tokenizer_of
+from tests.twins.parts import clip_tokenizer_of, vocabulary
 
-from pacorl.tiny.world import VALUES, Panel, draw, panels_of, split_of_hero, vocabulary, with_another
+from pacorl.tiny.world import VALUES, Panel, draw, panels_of, split_of_hero, with_another
 from research.tiny.stage import Stage, publish, seeded
 from research.tiny.vae import reconstructed
 
@@ -44,12 +44,17 @@ GROUP = 4
 """A panel and its neighbours, each of which differs from it in one attribute."""
 
 
+def text_of(panel: Panel) -> str:
+    """Name every attribute of a panel: `red round hero, crown, sunset, meadow, waving, flag`."""
+    return f"{panel.colour} {panel.shape} hero, {panel.hat}, {panel.palette}, {panel.place}, {panel.scene}"
+
+
 def tiny_clip_model() -> tuple[Any, Any, Any]:
     """Build a small `CLIPModel` with random weights, its tokenizer and its image processor."""
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    tokenizer = clip_tokenizer_of([*vocabulary(), *(panel.text for panel in panels_of("train")[::64])])
+    tokenizer = clip_tokenizer_of([*vocabulary(), *(text_of(panel) for panel in panels_of("train")[::64])])
     ids = {
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
@@ -78,7 +83,7 @@ def pretrain_clip(out: Path, *, vae: Path) -> None:
     while stage.step < STEPS:
         rng = seeded(stage.step)
         panels = list(islice(neighbours(rng), BATCH))
-        tokens = tokenizer([panel.text for panel in panels], padding=True, return_tensors="pt")
+        tokens = tokenizer([text_of(panel) for panel in panels], padding=True, return_tensors="pt")
         size = rng.choice(SIZES)
         images = reconstructed([draw(panel, size) for panel in panels], autoencoder, rng)
         found = model(**tokens, **processor(images=images, return_tensors="pt"), return_loss=True)

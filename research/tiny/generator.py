@@ -19,11 +19,12 @@ import torch
 from diffusers import AutoencoderKL, FluxPipeline
 from diffusers.models.transformers import transformer_flux
 from tests.twins import tiny_flux
+from tests.twins.parts import vocabulary
 from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl.models.policies.pipeline import pack
-from pacorl.tiny.world import LOOKS, VALUES, draw_scenes, theme_text, vocabulary, write_prompt
+from pacorl.tiny.world import LOOKS, VALUES, draw_scenes, theme_text, write_prompt
 from pacorl.types import Grid
 from research.tiny.panels import COUNTS, NAMES, compose, tile
 from research.tiny.stage import STATE, Stage, flow_matching_loss, publish, seeded

@@ -28,8 +28,8 @@ from pacorl.report.page import keep_page, write_report
 from pacorl.report.results import Change, paired
 from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.generators import COLLAPSED
-from pacorl.tiny.grading import jackknife, kappas, looks, names_no_look
-from pacorl.tiny.oracle import evenness, grade, majority, read_panels
+from pacorl.tiny.grading import jackknife, looks, names_no_look, of_all_sets
+from pacorl.tiny.oracle import grade, read_panels
 from pacorl.tiny.words import asked_in
 from pacorl.tiny.world import Panel
 from pacorl.types import Grid, Prompt
@@ -91,7 +91,7 @@ def summarize(out: Path) -> JsonObject:
     figures: dict[str, Change] = {}
     for name, before in values[0].items():
         figures[name] = paired(range(len(before)), before, values[1][name])
-    together = [{"diversity": evenness(list(map(majority, shown))), **kappas(shown)} for shown in free]
+    together = list(map(of_all_sets, free))
     for name, first in together[0].items():
         last = together[1][name]
         change = jackknife(free[0], free[1], name) if name in VERDICT else Interval(last - first)
@@ -148,7 +148,7 @@ def before_and_after(config: PolicyConfig) -> Image.Image:
     images = []
     for image in chain(*rows):
         # Nearest: a blurred enlargement would hide faults of the tiny generator.
-        large = image.resize((3 * image.width, 3 * image.height), Image.Resampling.NEAREST)
+        large = ImageOps.scale(image, 3, Image.Resampling.NEAREST)
         images.append(ImageOps.expand(large, 4, "white"))
     return join(images, Grid(len(rows), len(prompts)))
 

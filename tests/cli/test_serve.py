@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.twins.parts import tiny_judge
+from tests.twins.parts import tiny_judge, vocabulary
 from typer import Exit
 from typer.testing import CliRunner, Result
 
@@ -17,7 +17,6 @@ from pacorl import web
 from pacorl.cli import app
 from pacorl.io.versions import install_command
 from pacorl.serve import server, vllm
-from pacorl.tiny.world import vocabulary
 
 CALLS = dict[str, Any]
 

@@ -19,6 +19,7 @@ from PIL import Image
 from pipelines import check_against_pipeline, run_pipeline
 from policy_contract import check_generator, check_spec
 from tests.twins import TWINS
+from tests.twins.parts import vocabulary
 from tiny_runs import metrics
 from torch import Tensor
 from toy_world import toy_config
@@ -31,7 +32,7 @@ from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.plan.generators import Inputs
 from pacorl.testing import endpoints
-from pacorl.tiny.world import set_prompts, vocabulary
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
 KINDS = pytest.mark.parametrize("kind", POLICIES)

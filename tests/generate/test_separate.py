@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 from tests.twins import tiny_klein
+from tests.twins.parts import vocabulary
 
 from pacorl.generate.generator import Generator
 from pacorl.generate.separate import panel_prompts, panel_seeds
 from pacorl.generate.sets import generate_sets
 from pacorl.models.policies.klein import KLEIN
-from pacorl.tiny.world import vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
 
 SIZE = Size(32, 48)

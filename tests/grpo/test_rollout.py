@@ -8,6 +8,7 @@ import pytest
 import torch
 from rollouts import collect
 from tests.twins import tiny_flux
+from tests.twins.parts import vocabulary
 from toy_world import ToyPolicy
 
 from pacorl.core.objectives.grpo_clip import GrpoClip
@@ -22,7 +23,7 @@ from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.adapters import adapter_state, add_lora
 from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy
 from pacorl.runtime.processes import Runtime
-from pacorl.tiny.world import set_prompts, vocabulary
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
 
 PROMPTS = set_prompts("train", 4)

@@ -9,6 +9,7 @@ import torch
 from edit_twins import drawn
 from rollouts import collect
 from tests.twins import tiny_flux, tiny_flux_transformer
+from tests.twins.parts import vocabulary
 
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.sampler import Sampler, Tree
@@ -20,7 +21,7 @@ from pacorl.models.adapters import adapter_state, add_lora, full_tensor
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.processes import Runtime
-from pacorl.tiny.world import set_prompts, vocabulary
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Advantages, Size
 
 SIZE = Size(32, 32)

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from PIL import Image
 from tests.twins import tiny_flux, tiny_klein, tiny_kontext, tiny_qwen_edit, tiny_qwen_image_21
+from tests.twins.parts import vocabulary
 
 from pacorl.grpo.rollout import denoise
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.tiny.world import vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
 
 SETTINGS = {"max_sequence_length": 144, "true_cfg_scale": 3.0}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from app_server import serving_app
 from PIL import Image
-from tests.twins.parts import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, image_text_processor, qwen_tokenizer_of
+from tests.twins.parts import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, image_text_processor, qwen_tokenizer_of, vocabulary
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3VLConfig
 
@@ -19,7 +19,7 @@ from pacorl.core import questions
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judge.local import LocalJudge
 from pacorl.serve.server import create_app
-from pacorl.tiny.world import all_panels, draw, vocabulary
+from pacorl.tiny.world import all_panels, draw
 from pacorl.types import Question
 
 PATCH = 8

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from edit_twins import drawn, settings_of, source_image
 from tests.twins import TWINS
+from tests.twins.parts import vocabulary
 from tiny_hero import make_hero
 from tiny_runs import JPEG_SIZE, train_policy
 from typer.testing import CliRunner, Result
@@ -25,7 +26,6 @@ from pacorl.plan.peaks import Memory
 from pacorl.plan.plan import Plan
 from pacorl.rewards import check_rewards
 from pacorl.tiny import CHECKPOINTS
-from pacorl.tiny.world import vocabulary
 
 SCENES = ("asleep", "in snow", "in a boat", "reading")
 JOBS = ("consistency", "own", "edit", "references")

@@ -12,13 +12,12 @@ import pytest
 import torch
 import typer
 import yaml
-from tests.twins.parts import tiny_judge
+from tests.twins.parts import tiny_judge, vocabulary
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.models.lora import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
 from pacorl.report.publish import published_files, push, write_card
-from pacorl.tiny.world import vocabulary
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 import torch
 from judges import serving
 from PIL import Image
-from tests.twins.parts import tiny_judge
+from tests.twins.parts import tiny_judge, vocabulary
 from tiny_sets import set_of
 from typer.testing import CliRunner
 
@@ -31,7 +31,7 @@ from pacorl.judge.http import HttpJudge
 from pacorl.judge.images import DistinctImage
 from pacorl.judge.local import LocalJudge
 from pacorl.serve.server import ChatRequest, ServedJudge, completion, data_of
-from pacorl.tiny.world import all_panels, draw, vocabulary, with_another
+from pacorl.tiny.world import all_panels, draw, with_another
 from pacorl.types import Question
 
 PANELS = [draw(panel, 32) for panel in all_panels()[::8000]]

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pacorl.io.documents import parse_json, read_object, read_text
 from pacorl.io.pretrained import model_of
+from pacorl.tiny.world import set_prompts
+from pacorl.types import Grid
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -224,3 +226,8 @@ def qwen_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     )
     tokenizer.add_special_tokens({"additional_special_tokens": list(QWEN_SPECIAL_TOKENS)})
     return tokenizer
+
+
+def vocabulary() -> list[str]:
+    """Texts of the tiny world to make tokenizers of."""
+    return [prompt.text for grid in (Grid(2, 2), Grid(3, 3)) for prompt in set_prompts("train", 288, grid=grid)]

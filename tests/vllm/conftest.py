@@ -17,14 +17,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.twins.parts import tiny_judge
+from tests.twins.parts import tiny_judge, vocabulary
 
 from pacorl.judge.local import LocalJudge
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.judge_training.tuning import save_processor, tune
 from pacorl.serve.vllm import Served as ServedJudge
 from pacorl.serve.vllm import vllm_command
-from pacorl.tiny.world import vocabulary
 
 ROOT = Path(__file__).parents[2]
 SHIMS = Path(__file__).with_name("shims")

@@ -18,6 +18,7 @@ from diffusers import FluxTransformer2DModel
 from edit_twins import drawn, edit, qwen_image_21_pipeline, qwen_pipeline, source_image
 from peft import LoraConfig, PeftModel, get_peft_model
 from tests.twins import tiny_flux, tiny_flux_transformer, tiny_klein, tiny_kontext, tiny_qwen_image
+from tests.twins.parts import vocabulary
 from tests.zoo.comfy import load_in_comfy
 from tests.zoo.forms import FORMS, Adapter
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS, QWEN_IMAGE
 from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
-from pacorl.tiny.world import set_prompts, vocabulary
+from pacorl.tiny.world import set_prompts
 from pacorl.types import Size
 
 RANK, ALPHA = 4, 8

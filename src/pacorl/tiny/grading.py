@@ -35,15 +35,18 @@ def looks(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str,
 
 
 def grades_of(prompts: Sequence[Prompt], sets: Sets) -> dict[str, float]:
-    """Compute the means of `grade` over all sets, and `kappas` and diversity of the sets whose prompt names no look."""
+    """Compute the means of `grade` over all sets, and `of_all_sets` of the sets whose prompt names no look."""
     graded = [grade(asked_in(prompt), shown) for prompt, shown in zip(prompts, sets, strict=True)]
     means = {name: fmean([grades[name] for grades in graded]) for name in graded[0]}
     free = [shown for prompt, shown in zip(prompts, sets, strict=True) if names_no_look(prompt)]
-    return {**means, **kappas(free), "diversity": evenness([majority(panels) for panels in free])}
+    return {**means, **of_all_sets(free)}
 
 
-def kappas(sets: Sets) -> dict[str, float]:
-    """Measure `within` and `across`, the means over the looks of `agreement`, κ of each look and their mean `kappa`."""
+def of_all_sets(sets: Sets) -> dict[str, float]:
+    """Measure `within` and `across`, the means over the looks of `agreement`, κ of each and their mean `kappa`.
+
+    And `diversity`: `evenness` of the majorities.
+    """
     shares = agreement(sets)
     of_looks = {f"kappa/{name}": kappa(within, across) for name, (within, across) in shares.items()}
     within, across = np.mean(list(shares.values()), axis=0)
@@ -52,17 +55,18 @@ def kappas(sets: Sets) -> dict[str, float]:
         "across": float(across),
         "kappa": float(np.mean(list(of_looks.values()))),
         **of_looks,
+        "diversity": evenness([majority(panels) for panels in sets]),
     }
 
 
 def jackknife(sets: Sets, others: Sets, name: str) -> Interval:
-    """Estimate the change of one of `kappas` from sets to others of the same prompts, leaving out a prompt at a time.
+    """Estimate the change of a measure `of_all_sets` to others of the same prompts, leaving out a prompt at a time.
 
     A bootstrap would compare a set with its own copies (Efron & Tibshirani 1993, ch. 11).
     """
 
     def change(indices: Sequence[int]) -> float:
-        before, after = (kappas([side[index] for index in indices])[name] for side in (sets, others))
+        before, after = (of_all_sets([side[index] for index in indices])[name] for side in (sets, others))
         return after - before
 
     count = len(sets)

@@ -13,7 +13,6 @@ from PIL import Image
 from pacorl.core.set_scores import equal_shares
 from pacorl.tiny.world import LOOKS, VALUES, Panel, layer, over
 
-GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
 TEMPLATE_SIZE = 24
 HERO_WIDTH = 16
 """Columns of a template for the hero; the prop has the rest."""
@@ -86,7 +85,7 @@ def _pixels(image: Image.Image) -> NDArray[np.float32]:
 
 
 def grade(asked: Sequence[Mapping[str, str]], shown: Sequence[Panel | None]) -> dict[str, float]:
-    """Return the GRADES of a set.
+    """Grade a set.
 
     Args:
         asked: what the prompt asks of each panel, as attribute → value.

@@ -72,11 +72,6 @@ class Panel:
         """The text of the panel: `waving, flag`."""
         return f"{self.pose}, {self.prop}"
 
-    @property
-    def text(self) -> str:
-        """The panel in words, every attribute named: `red round hero, crown, sunset, meadow, waving, flag`."""
-        return f"{self.colour} {self.shape} hero, {self.hat}, {self.palette}, {self.place}, {self.scene}"
-
 
 def theme_text(place: str, named: Mapping[str, str] = {}) -> str:
     """Write a theme: `a hero in town`, or with named looks `a red hero with a crown in town at night`."""
@@ -237,8 +232,3 @@ def all_panels() -> tuple[Panel, ...]:
 def panels_of(split: Split) -> tuple[Panel, ...]:
     """List the panels of a split's heroes, in the order of `all_panels`."""
     return tuple(panel for panel in all_panels() if split_of_hero(panel.colour, panel.shape, panel.hat) == split)
-
-
-def vocabulary() -> list[str]:
-    """Return training texts of the tiny tokenizers."""
-    return [prompt.text for grid in (Grid(2, 2), Grid(3, 3)) for prompt in set_prompts("train", 288, grid=grid)]

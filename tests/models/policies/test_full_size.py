@@ -11,10 +11,10 @@ from edit_twins import INSTRUCTIONS, drawn, edit, loop, source_image
 from PIL import Image
 from pipelines import diffusers_own
 from tests.twins import TWINS
+from tests.twins.parts import vocabulary
 
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import pack
-from pacorl.tiny.world import vocabulary
 from pacorl.types import Size
 
 SETTINGS: dict[str, dict[str, Any]] = {
