@@ -7,8 +7,8 @@
     images = generate_sets(generator, [prompt_from("tiny", theme="a red hero with a crown in town", panels=[…])])
     images[0].image.save("set.png")
 
-compose      a theme and panels, or a record's address → a prompt
-sets         `generate_sets`, and candidates by a judge
-storyboard   characters, style and scenes in YAML → pages of panels
-files        PNGs with their recipe
+sets               `generate_sets`, and candidates by a judge
+storyboard         characters, style and scenes in YAML → pages of panels
+generated_images   PNGs with their recipe
+repair             failing panels drawn again
 """

@@ -55,12 +55,15 @@ def memory_for(model: str) -> Any:
     spec = POLICIES.named(kind_of(model))
     for memory in MEMORY:
         plan = plan_generation(spec.options_for(model, dtype="bfloat16", memory=memory), judge=judge_of(model))
-        card = plan.peak_bytes if plan.device_bytes else 0
-        main = plan.memory.held + plan.peak_bytes - card  # without a card the models are in main memory
+        main = plan.memory.held
+        # Without a card the models are in main memory.
+        if not plan.device_bytes:
+            main += plan.peak_bytes
         if not plan.shortage and main <= (plan.main_bytes or main):
             return memory
-    main_text = f"{main / 2**30:.0f} GB of main memory"
-    raise ValueError(f"{model} does not fit this machine: it takes {card / 2**30:.0f} GB of a card and {main_text}")
+    raise ValueError(
+        f"{model} does not fit this machine; `pacorl generate TEXT --model {model} --dry-run` lists its needs"
+    )
 
 
 def judge_of(model: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pacorl.tiny import CHECKPOINTS
-from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_prompt
+from pacorl.tiny.words import check_tiny, check_tiny_edit
 from pacorl.types import Size
 
 CONSISTENT = "consistent"
@@ -22,7 +22,6 @@ FLUX: dict[str, Any] = {
     "folder": CHECKPOINTS / "flux",
     "size": Size(192, 192),
     "check": check_tiny,
-    "compose": tiny_prompt,
     "options": TRAINED_WITH,
     "adapters": {CONSISTENT: CHECKPOINTS / CONSISTENT, COLLAPSED: CHECKPOINTS / COLLAPSED},
     "adapter": CONSISTENT,

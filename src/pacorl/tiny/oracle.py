@@ -154,7 +154,8 @@ def evenness(majorities: Sequence[Majority]) -> float:
     """
     # Per look: an even mix of hats must not hide a single colour.
     entropies = []
-    for name, values in zip(LOOKS, zip(*majorities, strict=True), strict=True):
+    for position, name in enumerate(LOOKS):
+        values = [of_set[position] for of_set in majorities]
         counts = np.array([values.count(value) for value in VALUES[name]], dtype=float)
         # At least 1: sets without a valid panel have no majority to count.
         shares = counts[counts > 0] / max(counts.sum(), 1)

@@ -75,7 +75,7 @@ SHARED = "the description of all panels"
 EXAMPLE = "--prompt 'a hero with a crown in town' --panel 'waving, flag' --panel 'jumping, boat' …"
 
 
-def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) -> Prompt:
+def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
     """Write a prompt for the tiny generator: the theme has the place and any looks, each panel a pose and a prop.
 
     Raises:
@@ -86,7 +86,7 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
     shared, scenes = _shared_and_scenes(theme, panels)
     place = shared.pop("place")
     pairs = [(scene["pose"], scene["prop"]) for scene in scenes]
-    return write_prompt(number, place, pairs, grid, named=shared)
+    return write_prompt(0, place, pairs, grid, named=shared)
 
 
 def tiny_panel(theme: str, text: str) -> Prompt:

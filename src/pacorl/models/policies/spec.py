@@ -16,7 +16,7 @@ from pacorl.config.base import validated
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
 from pacorl.models.policies.policy import Parts, PolicyOptions
-from pacorl.types import TINY, Grid, Prompt, Size
+from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +34,6 @@ class TinyCheckpoint:
     """Training size, and default size of generated images."""
     check: Callable[[Prompt], None]
     """Raises ValueError for a prompt outside its world."""
-    compose: Callable[[str, Sequence[str], Grid, int], Prompt] | None = None
-    """(theme, panels, grid, id) → the prompt in its trained form; None for edits."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Training options that differ from its kind's defaults."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
