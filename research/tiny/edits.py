@@ -18,7 +18,7 @@ from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.tiny.oracle import nearest_panels, read_panels
-from pacorl.tiny.words import INSTRUCTIONS, attributes_in
+from pacorl.tiny.words import INSTRUCTIONS, Text, read_texts
 from pacorl.tiny.world import VALUES, Panel, Split, draw, panels_of, with_another
 from pacorl.types import Prompt
 
@@ -103,7 +103,8 @@ def edit_of(prompt: Prompt, before: Panel) -> Edit:
         raise ValueError(f"prompt {prompt.id} ({prompt.text!r}) does not describe the edited image in 'panels'")
     # The prompt describes the edited panel, so that the change follows from both.
     names = tuple(VALUES)
-    after = Panel(**attributes_in(prompt.panels[0], where=f"prompt {prompt.id}", allowed=names, required=names))
+    (attributes,) = read_texts(Text(f"prompt {prompt.id}", prompt.panels[0], names, names))
+    after = Panel(**attributes)
     changed = [name for name in names if getattr(after, name) != getattr(before, name)]
     if len(changed) != 1:
         raise ValueError(f"prompt {prompt.id} turns {before.text!r} into {after.text!r}: that is no single change")

@@ -51,11 +51,9 @@ def run(*arguments: object) -> Result:
 
 
 @pytest.mark.slow
-def test_a_threshold_comes_from_the_calibration_or_must_be_given(folder: Path, tmp_path: Path) -> None:
+def test_a_threshold_comes_from_the_calibration_or_is_a_half(folder: Path, tmp_path: Path) -> None:
     pair = (folder / "1.png", folder / "2.png")
-    result = run("check", *pair)
-    assert "--min" in str(result.exception)
-    assert result.exception.exit_code == 2  # type: ignore[union-attr]
+    assert json.loads(run("check", *pair, "--json").stdout)["least"] == 0.5
     path = tmp_path / "c.json"
     Calibration("tiny", Curve(), {"panels": {4: 0.25}}).save(path)
     result = run("check", *pair, "--calibration", path, "--json")

@@ -7,17 +7,20 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.plan.test_plan import measured_peak
+from tiny_hero import SMALL, hero_config, make_hero
+from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
-from pacorl.character_training.character_config import CharacterConfig
+from pacorl.character_training.character_trainer import CharacterTrainer
 from pacorl.cli import app
 from pacorl.config.recipes import read_header, recipe, recipe_names
-from pacorl.core.sampler import Sampler
 from pacorl.generate.generator import Generator
-from pacorl.models.int8 import streamed_bytes
-from pacorl.plan.peaks import Batch, Job, Training, measure
+from pacorl.models.int8 import streamed_bytes, weight_bytes
+from pacorl.plan.characters import plan_character
+from pacorl.plan.ledger import MemoryLedger
 from pacorl.plan.plan import CARD_MARGIN
-from pacorl.types import Prompt, Size
+from pacorl.types import Prompt
 
 CHARACTERS = [name for name in recipe_names() if name.startswith("character/") and name != "character/tiny"]
 
@@ -31,19 +34,34 @@ def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     [pytest.param(name, marks=pytest.mark.slow if "klein" in name else pytest.mark.nightly) for name in CHARACTERS],
 )
-def test_a_character_s_recipe_fits_the_card_that_it_names(name: str) -> None:
-    config = CharacterConfig.from_yaml(name)
-    size, count = Size(*config.size), config.optimizer.micro_batch
-    job = Job(
-        spec=config.generator,
-        options=config.model.unguided,
-        configs=config.generator.parts,
-        batches=[Batch(size, "size", count)],
-        training=Training(config, Sampler(size=size, steps=config.gallery.steps), count),
-    )
+def test_a_character_s_recipe_fits_the_card_that_it_names(name: str, tmp_path: Path) -> None:
     gigabytes = int(re.fullmatch(r"One card of (\d+) GB", read_header(recipe(name))[0])[1])  # type: ignore[index]
     assert name.endswith(f"_{gigabytes}gb")
-    assert max(measure(job).phases.values()) + CARD_MARGIN <= gigabytes * 2**30
+    words = ["train-character", str(make_hero(tmp_path / "zorp")), "--config", name, "--dry-run", "--json"]
+    result = CliRunner().invoke(app, [*words, "--card", str(gigabytes)])
+    plan = json.loads(result.stdout)
+    assert plan["peak_bytes"] + CARD_MARGIN <= gigabytes * 2**30
+    (absence,) = plan["absences"]
+    assert "hf download" in absence["remedy"]
+    assert (result.exit_code, plan["shortage"]) == (2, "")
+
+
+@pytest.mark.slow
+def test_a_character_s_plan_is_what_its_run_takes(tmp_path: Path) -> None:
+    config = hero_config(make_hero(tmp_path / "zorp"), tmp_path / "run", *SMALL, "held_out=0")
+    plan = plan_character(config)
+    trainer = CharacterTrainer(config)
+    with MemoryLedger() as run:
+        trainer.train()
+    assert plan.memory.flops == pytest.approx(run.flops, rel=0.1)
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as step:
+        trainer.train_step()
+    transformer = trainer.lora.transformer
+    adapter = sum(weight.nbytes for weight in trainer.lora.parameters)
+    # Weights, moving average, the best adapter, and AdamW's two moments.
+    lasting = weight_bytes(transformer) + weight_bytes(trainer.policy.pipeline.vae) + 4 * adapter
+    assert plan.memory.phases["train"] - lasting == pytest.approx(measured_peak(step), rel=0.2)
 
 
 @pytest.mark.slow

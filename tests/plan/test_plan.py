@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
-from pacorl.core.sampler import Sampler
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX
@@ -75,7 +74,7 @@ def test_two_depths_give_the_figures_of_a_deeper_transformer(monkeypatch: pytest
         options=config.model,
         configs=configs,
         batches=[peaks.Batch(Size(512, 512), "size", forwards=1, images=1)],
-        training=peaks.Training(config, Sampler(size=Size(512, 512), steps=10), 1, steps=1),
+        training=peaks.Training(config, Size(512, 512), 1, steps=1),
     )
     extrapolated = peaks.measure(job)
     monkeypatch.setattr(peaks, "block_units", lambda configs: 0)
@@ -153,6 +152,8 @@ def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all() -> None
 
     assert exit_code() == exit_code(device_bytes=None) == 0
     assert exit_code(device_bytes=4 * GIB + CUDA_BYTES - 1) == exit_code(main_bytes=GIB - 1) == 2
+    short = dataclasses.replace(plan, device_bytes=None, main_bytes=GIB - 1)
+    assert "does not fit 1 GiB of main memory" in short.verdict
 
 
 @pytest.mark.slow

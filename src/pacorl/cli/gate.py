@@ -115,7 +115,9 @@ class CheckOptions(QuestionOptions):
     character: list[str] = option(
         [], "A character of the images, by name or folder; of several, an image's recipe says which it shows."
     )
-    least: float | None = option(None, "Least P(same) of a panel; by default the calibration's.", "--min", min=0, max=1)
+    least: float | None = option(
+        None, "Least P(same) of a panel; by default the calibration's, or 0.5.", "--min", min=0, max=1
+    )
 
 
 def check(
@@ -228,7 +230,7 @@ class Gate:
         return [str(path) for character in self.characters for path in character.images]
 
     def least(self, panels: int) -> float:
-        """Return the threshold. Raises ValueError if there is none, or one panel is to be compared with none."""
+        """Return the threshold. Raises ValueError if one panel is to be compared with none."""
         from pacorl.judge.calibration import threshold
 
         return threshold(
@@ -237,7 +239,6 @@ class Gate:
             panels=panels,
             references=[len(images) for _, images in self._opened],
             plain=not (self.ask.theme or self.ask.criteria),
-            name="--min",
         )
 
     def check(self, reward: PacoReward, panels: Panels) -> Check:

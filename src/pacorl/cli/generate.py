@@ -274,7 +274,7 @@ def _check_request(
     """Return the judge's name, a tiny judge for the tiny generator's images; empty for no judge.
 
     Raises:
-        ValueError: for a set without a threshold or a judge, or for panels that cannot be drawn one by one.
+        ValueError: for a set without a judge, or for panels that cannot be drawn one by one.
     """
     from pacorl.generate.separate import panel_prompts
     from pacorl.judge import NO_JUDGE, default_judge, judge_for

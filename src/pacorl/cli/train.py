@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from typer import Argument, Exit, Option
 
@@ -19,6 +19,7 @@ from pacorl.types import TINY
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import Resume
+    from pacorl.plan.plan import Plan
 
 QUICKSTART = Path("runs/quickstart")
 OVERRIDES = Argument(None, help="Changes, as section.key=value.")
@@ -30,29 +31,32 @@ RESUME = Option(
     "folder, of this run or another.",
 )
 
+DRY_RUN = Option(
+    False,
+    "--dry-run",
+    help="Check the config and print its requirements. Exit code 2: something is absent or does not fit.",
+)
+CARD = Option(
+    0, min=0, max=LARGEST, help="With --dry-run: gigabytes of the card to plan for, instead of this machine's."
+)
+AS_JSON = Option(False, "--json", help="With --dry-run: print the plan as JSON.")
+
 
 def train_policy(
     config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
     overrides: list[str] = OVERRIDES,
     *,
     resume: str = RESUME,
-    dry_run: bool = Option(
-        False,
-        "--dry-run",
-        help="Check the config and print its requirements. Exit code 2: something is absent or does not fit.",
-    ),
-    card: int = Option(
-        0, min=0, max=LARGEST, help="With --dry-run: gigabytes of the card to plan for, instead of this machine's."
-    ),
-    as_json: bool = Option(False, "--json", help="With --dry-run: print the plan as JSON."),
+    dry_run: bool = DRY_RUN,
+    card: int = CARD,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import load
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.imports import frozen_imports
 
-    if card and not dry_run:
-        raise UsageError("--card plans for another card; add --dry-run, or leave it out to train on this one")
+    check_card(card, dry_run=dry_run)
     run = load(PolicyConfig, config, overrides or [])
     if dry_run:
         from pacorl.core.objectives import OBJECTIVES
@@ -65,12 +69,7 @@ def train_policy(
                 check_objective(OBJECTIVES[name], run.objective)
             except AssertionError as fault:
                 raise ValueError(f"objective {name}: {fault}") from None
-        plan = plan_training(run, card=card)
-        if as_json:
-            echo_json(plan.to_json())
-        else:
-            echo(plan)
-        raise Exit(plan.exit_code)
+        end_with(plan_training(run, card=card), as_json=as_json)
     # Check the run before the imports, which take seconds.
     exit_on_sigterm()
     check_run(run, resume=resume)
@@ -96,6 +95,21 @@ def train_policy(
     # Only the main process prints.
     if destroy_process_group():
         echo_page(folder)
+
+
+def check_card(card: int, *, dry_run: bool) -> None:
+    """Raise UsageError for a card without a plan."""
+    if card and not dry_run:
+        raise UsageError("--card plans for another card; add --dry-run, or leave it out to train on this one")
+
+
+def end_with(plan: Plan, *, as_json: bool) -> NoReturn:
+    """Print a plan, and end the command by its exit code."""
+    if as_json:
+        echo_json(plan.to_json())
+    else:
+        echo(plan)
+    raise Exit(plan.exit_code)
 
 
 def echo_page(run: Path) -> None:
@@ -172,6 +186,9 @@ def train_character(
     *,
     config: Path = Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
     resume: str = RESUME,
+    dry_run: bool = DRY_RUN,
+    card: int = CARD,
+    as_json: bool = AS_JSON,
     stop_with_stdin: bool = Option(
         False, "--stop-with-stdin", help="Stop as by SIGTERM when standard input ends, with the parent process."
     ),
@@ -181,7 +198,12 @@ def train_character(
     from pacorl.config.base import load
 
     # The config, with the character of the command line.
+    check_card(card, dry_run=dry_run)
     run = load(CharacterConfig, config, [f"character={folder}", *(overrides or [])])
+    if dry_run:
+        from pacorl.plan.characters import plan_character
+
+        end_with(plan_character(run, card=card), as_json=as_json)
     # Before anything slow: the parent may end while this process still imports.
     if stop_with_stdin:
         watch_stdin()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.core.batches import in_batches
 from pacorl.core.grid import join
+from pacorl.io.terminal import excerpt
 from pacorl.records.characters import characters_of, in_turn
 from pacorl.tiny.words import tiny_scene
 from pacorl.types import TINY, Prompt, Size
@@ -83,7 +84,7 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int) -> list[Promp
         # The cut below must leave each character at least one image.
         if max_references < min(len(references), len(shown)):
             raise ValueError(
-                f"panel {text[:60]!r} shows {len(shown)} characters with images, and {model} takes {max_references}; "
+                f"panel {excerpt(text)} shows {len(shown)} characters with images, and {model} takes {max_references}; "
                 "name fewer"
             )
         # Not the set's own text, which asks for a grid.

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from textwrap import wrap
 
 Progress = Callable[[int, int], None]
 """Callback of a long step with (done, total)."""
@@ -26,6 +27,12 @@ CONTROLS = re.compile(
 def printable(text: str) -> str:
     """Replace control characters by Python's escapes; tabs and newlines stay."""
     return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def excerpt(text: str) -> str:
+    """Quote a text, or its first 60 characters, cut after a word."""
+    first, *more = wrap(text, 60) or [""]
+    return repr(f"{first} …" if more else first)
 
 
 def did_you_mean(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:

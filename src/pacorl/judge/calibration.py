@@ -18,6 +18,8 @@ from pacorl.core.calibration import Curve
 from pacorl.io.documents import blamed_on, read_object, typed, write_json
 from pacorl.types import Verdict
 
+LEAST = 0.5
+"""Threshold of a check without another."""
 Mode = Literal["panels", "references"]
 """panels: each panel is compared with the other panels. references: with a character's reference images."""
 
@@ -73,18 +75,16 @@ def threshold(
     panels: int,
     references: Sequence[int] = (),
     plain: bool = True,
-    name: str = "least",
 ) -> float:
-    """Return the given threshold, else the calibration's for the largest listed size up to `panels`.
+    """Return the given threshold, else the calibration's for the largest listed size up to `panels`, else `LEAST`.
 
     Args:
         references: Number of reference images of each character.
         plain: Whether the plain question alone is asked.
-        name: Name of the threshold where it is given, for errors.
 
     Raises:
         ValueError: One panel has nothing to be compared with.
-        UsageError: There is no threshold, or the calibration's are not for this case.
+        UsageError: The calibration's thresholds are not for this case.
     """
     if panels < 2 and not references:
         raise ValueError(f"{panels} image has nothing to be compared with; give two or more")
@@ -94,11 +94,10 @@ def threshold(
     if calibration:
         by_size = calibration.thresholds.get("references" if references else "panels")
     if not by_size:
-        raise UsageError(f"no threshold: give {name}, or a calibration that has thresholds")
+        return LEAST
     if not plain or sum(references) > 1:
         raise UsageError(
-            "the calibration's thresholds are for one character, one reference image and the plain question; give "
-            f"{name}"
+            "the calibration's thresholds are for one character, one reference image and the plain question; give --min"
         )
     # The threshold of the nearest smaller size, or of the smallest.
     return by_size[max((size for size in by_size if size <= panels), default=min(by_size))]

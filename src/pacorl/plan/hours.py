@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from pacorl.config.base import Memory
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampler import Sampler
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
 from pacorl.runtime.cores import available_cores
@@ -44,8 +44,6 @@ the whitepaper of the GA102: 512 FLOP a cycle on each of 28 multiprocessors at 1
 class Forwards(NamedTuple):
     """Forwards of the transformer in an epoch, of all processes."""
 
-    sampler: Sampler
-    """Sampler of the first epoch."""
     samples: int
     node_batch: int
     """Most nodes in one trained forward, or most samples if the objective trains on samples."""
@@ -88,7 +86,7 @@ def forwards_of(config: PolicyConfig) -> Forwards:
         other_policies += trained if spec.lag else trained * (1 - 1 / config.optimizer.updates_per_epoch)
 
     per_image = {"sampling": sampled, "training": trained, "other_policies": other_policies}
-    return Forwards(sampler, division.prompts * config.group_size, node_batch, per_image)
+    return Forwards(division.prompts * config.group_size, node_batch, per_image)
 
 
 CPU = "CPU"
@@ -96,17 +94,17 @@ CPU_FLOPS = (10e9, 50e9)
 """FLOP/s of a core in runs of the tiny world, which took from 8 to 58 GFLOP/s."""
 
 
-def hours_of(config: PolicyConfig, *, flops: float) -> dict[str, tuple[float, float]]:
+def hours_of(flops: float, *, memory: Memory = "normal", processes: int = 1) -> dict[str, tuple[float, float]]:
     """Compute the hours of a run with a card for each process: card → at best, and as measured.
 
     Args:
         flops: of the run on all processes. Judges in other processes cost the run's cards nothing, and checkpoints are
             written meanwhile.
     """
-    low, high = MEASURED[config.memory]
+    low, high = MEASURED[memory]
     hours = {}
     for card in CARDS:
-        computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * config.processes) / 3600
+        computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * processes) / 3600
         hours[card.name] = (low * computed, high * computed)
     of_cores = flops / available_cores() / 3600
     return hours | {CPU: (of_cores / CPU_FLOPS[1], of_cores / CPU_FLOPS[0])}

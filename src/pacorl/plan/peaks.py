@@ -15,11 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pacorl.core.sampler import Sampler
-from pacorl.core.sde import log_prob
 from pacorl.grpo.builders import add_adapter
 from pacorl.grpo.lora_config import LoraConfig
-from pacorl.grpo.rollout import transition_at
 from pacorl.io.documents import blamed_on
 from pacorl.models.int8 import parameter_count, streamed_bytes, weight_bytes
 from pacorl.models.policies.pipeline import PipelinePolicy
@@ -92,7 +89,7 @@ class Training(NamedTuple):
     """The trained adapter and one of its training forwards."""
 
     config: LoraConfig
-    sampler: Sampler
+    size: Size
     batch: int
     copies: int = 4
     """Tensors of the adapter's size, gradients excluded: weights, average and AdamW's two moments."""
@@ -100,6 +97,8 @@ class Training(NamedTuple):
     """Whether samples are drawn with gradients, as compiled steps are."""
     steps: float = 0
     """Number of such forwards in the run."""
+    pictures: bool = False
+    """Whether it trains on images, which the VAE encodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +191,7 @@ def _figures(job: Job, policy: PipelinePolicy) -> Iterator[tuple[str, float]]:
     # Encoding, judging, and the rest.
     most = max((policy.nearest_size(batch.size) for batch in job.batches), key=lambda size: size.height * size.width)
     yield "encode", vae + encoding + text_pass(inputs, most, prompts=prompts).peak
-    if policy.max_sources:
+    if policy.max_sources or (training and training.pictures):
         yield "encode", vae + encoding + image_pass(policy, most).peak
     if job.scorers:
         yield "score", lasting + judging + adapter + buffers
@@ -212,8 +211,8 @@ def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides
     training, policy = job.training, inputs.policy
     flops = 0.0
     if training:
-        size = policy.nearest_size(training.sampler.size)
-        step = trained_step(inputs, size, batch=training.batch, sampler=training.sampler)
+        size = policy.nearest_size(training.size)
+        step = trained_step(inputs, size, batch=training.batch)
         flops = training.steps * step.flops
         # AdamW's step needs one more number per trained weight than its moments.
         for peak in (step.peak, adapter):
@@ -317,21 +316,20 @@ def forward_pass(inputs: Inputs, size: Size, *, batch: int) -> MemoryLedger:
     return measured(lambda: policy.velocity(x_BNC, sigma_B, policy.with_prefix(conditioning, size), size))
 
 
-def trained_step(inputs: Inputs, size: Size, *, batch: int, sampler: Sampler) -> MemoryLedger:
+def trained_step(inputs: Inputs, size: Size, *, batch: int) -> MemoryLedger:
     """Measure a forward and backward of so many images, without the weights' gradients."""
     policy = inputs.policy
     conditioning = inputs.conditioning(size, batch=batch)
-    x_BNC, after_BNC = policy.noise(range(batch), size), policy.noise(range(batch), size)
+    x_BNC = policy.noise(range(batch), size)
     sigma_B = torch.empty(batch, device=META)
-    sigmas = policy.sigmas(sampler.steps, size)
     # Gradients are allocated outside the ledger: the phases count them.
     for parameter in policy.transformer.parameters():
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     policy.transformer.train()
 
     def step() -> None:
-        velocity = policy.velocity(x_BNC, sigma_B, conditioning, size)
-        torch.autograd.backward(log_prob(after_BNC, transition_at(sampler, sigmas, 0, x_BNC, velocity)).mean())
+        # Each loss is a square of latents, which are small beside the activations.
+        policy.velocity(x_BNC, sigma_B, conditioning, size).float().square().mean().backward()
 
     return measured(step, gradients=True)
 

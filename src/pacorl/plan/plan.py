@@ -20,6 +20,7 @@ from pacorl.core.devices import available_device
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import checked_config, read_prompts
+from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
 from pacorl.judge import settings_of
@@ -73,7 +74,7 @@ class Plan:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts of data and steps, and findings about the data such as leaks."""
     hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Card → hours of a policy's training on one for each process: at best, and as measured."""
+    """Card → hours of a training on one for each process: at best, and as measured."""
     processes: int = 1
     device: str = field(default_factory=lambda: device()[0])
     device_bytes: int | None = field(default_factory=lambda: device()[1])
@@ -88,10 +89,10 @@ class Plan:
 
     @property
     def shortage(self) -> str:
-        """What the run does not fit, with the fix; empty if it fits, and without a card."""
+        """What the run does not fit, with the fix; empty if it fits."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
             return f"does not fit {self.device}: try {self.facts.get(SMALLER, '')}"
-        if self.device_bytes and self.main_bytes and self.memory.held > self.main_bytes:
+        if self.main_bytes and self.memory.held > self.main_bytes:
             way = "start fewer processes" if self.processes > 1 else "take memory: normal, or a smaller model"
             return f"does not fit {size_text(self.main_bytes)} of main memory: {way}"
         return ""
@@ -104,17 +105,20 @@ class Plan:
     @property
     def verdict(self) -> str:
         """The first line of the dry run."""
-        fits = self.shortage or f"fits {self.device}"
+        found = [self.shortage or f"fits {self.device}"]
         if not self.device_bytes:
-            fits = f"{self.device}: take one of {size_text(self.peak_bytes + CUDA_BYTES)}"
+            needed = f"{self.device}: take one of {size_text(self.peak_bytes + CUDA_BYTES)}"
+            found = [needed, self.shortage] if self.shortage else [needed]
+        held, host = size_text(self.memory.held, self.main_bytes), size_text(self.memory.host)
+        found.append(f"main memory {held} ({host} with cached files)")
+
         keys: dict[str, list[str]] = {"absent": []}
         for absence in self.absences:
             keys.setdefault(absence.state, []).append(absence.key)
-        found = [f"{state}: {', '.join(dict.fromkeys(named)) or 'nothing'}" for state, named in keys.items()]
+        found += [f"{state}: {', '.join(dict.fromkeys(named)) or 'nothing'}" for state, named in keys.items()]
         if LEAKS in self.facts:
             found.append("nothing is held out, see leaks")
-        main = size_text(self.memory.host, self.main_bytes)
-        return "; ".join([fits, f"main memory {main}, loading included", *found])
+        return "; ".join(found)
 
     @property
     def exit_code(self) -> int:
@@ -225,7 +229,7 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     is_path = OBJECTIVES[config.objective.name].needs == "path"
     training = Training(
         config,
-        forwards.sampler,
+        Size(*sampling.size),
         forwards.node_batch,
         # Besides the four: gradients' buckets of DDP, and the adapter that samples for an objective of the endpoint.
         copies=4 + (config.processes > 1) + (not is_path),
@@ -249,7 +253,8 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     )
 
     # With gradient checkpointing only if the run does not fit the card without.
-    name, size = (f"a card of {card} GB", card * 2**30) if card else device()
+    named = named_card(card)
+    size = named.get("device_bytes", device()[1])
     for on in (False, True) if size and config.model.gradient_checkpointing == "auto" else (True,):
         chosen = with_checkpointing(config, on=on)
         memory = measure(dataclasses.replace(job, training=training._replace(config=chosen)))
@@ -260,13 +265,17 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
         memory,
         absences,
         _facts(chosen, forwards, data),
-        hours_of(config, flops=memory.flops + judging),
+        hours_of(memory.flops + judging, memory=config.memory, processes=config.processes),
         config.processes,
-        device=name,
-        device_bytes=size,
-        # Main memory of another machine is unknown.
-        **({"main_bytes": None} if card else {}),
+        **named,
     )
+
+
+def named_card(gigabytes: int) -> dict[str, Any]:
+    """Return a plan's fields for a card of this size, in another machine, whose main memory is unknown; none for 0."""
+    if not gigabytes:
+        return {}
+    return {"device": f"a card of {gigabytes} GB", "device_bytes": gigabytes * 2**30, "main_bytes": None}
 
 
 class Data(NamedTuple):
@@ -307,20 +316,14 @@ def _read(config: PolicyConfig, *, ask: bool) -> Data:
 
 def _facts(config: PolicyConfig, forwards: Forwards, data: Data) -> dict[str, Any]:
     """Count a run's images and prompts, describe how these were read, and list the ways to need less memory."""
-    ways = {
-        "sampling.batch and evaluation.batch: 1": max(config.sampling.batch, config.evaluation.batch) > 1,
-        "memory: low": config.memory == "normal",
-        "memory: lowest": config.memory != "lowest",
-        "model.compile: none": config.model.compile != "none",
-        "model.gradient_checkpointing: true": not config.model.gradient_checkpointing,
-    }
+    batches = max(config.sampling.batch, config.evaluation.batch)
     facts: dict[str, Any] = {
         "gradient_checkpointing": "on" if config.model.gradient_checkpointing else "off",
         "images_per_epoch": forwards.samples,
         "training_prompts": len(data.train),
         "evaluation_prompts": len(data.shown),
     }
-    facts[SMALLER] = ", ".join([way for way, helps in ways.items() if helps]) or "smaller sizes, or a smaller model"
+    facts[SMALLER] = smaller_settings(config, {"sampling.batch and evaluation.batch: 1": batches > 1})
     if data.train:
         facts["read_as"] = kinds_of(data.train)
         facts["times_seen"] = round(config.epochs * forwards.samples / config.group_size / len(data.train), 1)
@@ -340,6 +343,18 @@ def _facts(config: PolicyConfig, forwards: Forwards, data: Data) -> dict[str, An
     if data.leaks:
         facts[LEAKS] = data.leaks
     return facts
+
+
+def smaller_settings(config: LoraConfig, batches: Mapping[str, bool]) -> str:
+    """List the settings that need less memory than the config's; `batches`: setting → whether it helps."""
+    ways = {
+        **batches,
+        "memory: low": config.memory == "normal",
+        "memory: lowest": config.memory != "lowest",
+        "model.compile: none": config.model.compile != "none",
+        "model.gradient_checkpointing: true": not config.model.gradient_checkpointing,
+    }
+    return ", ".join([way for way, helps in ways.items() if helps]) or "smaller sizes, or a smaller model"
 
 
 def kinds_of(prompts: Sequence[Prompt]) -> str:

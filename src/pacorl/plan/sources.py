@@ -201,13 +201,18 @@ def absences_of(config: PolicyConfig, encoders: Collection[ClipEncoder]) -> Iter
     for encoder in encoders:
         if not local_file(encoder.checkpoint, "model.safetensors"):
             yield _absence("rewards", encoder.checkpoint, "a CLIP", *OF_MODEL, size=4 * CLIP_PARAMETERS)
-    of_judge = config.judge.adapter if config.judge else ""
-    for key, source in (("adapter.start", config.adapter.start), ("judge.adapter", of_judge)):
-        try:
-            if source:
-                adapter_file(source, fetch=False)
-        except (ValueError, OSError):
-            yield _absence(key, source, "a LoRA")
+    yield from absent_lora("adapter.start", config.adapter.start)
+    if config.judge:
+        yield from absent_lora("judge.adapter", config.judge.adapter)
+
+
+def absent_lora(key: str, source: str) -> Iterator[MissingFile]:
+    """List a LoRA that is named and absent."""
+    try:
+        if source:
+            adapter_file(source, fetch=False)
+    except (ValueError, OSError):
+        yield _absence(key, source, "a LoRA")
 
 
 def _absence(key: str, source: str, what: str, *files: str, size: int = 0) -> MissingFile:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import isqrt
 
 from pacorl.core.grid import LAYOUT, panel_tags, panel_texts, parse_layout
+from pacorl.io.terminal import excerpt
 from pacorl.records.panels import NUMBERS, read_request, write_panels
 from pacorl.tiny.words import check_tiny, check_tiny_edit, tiny_edit, tiny_prompt
 from pacorl.types import TINY, Grid, Prompt, SetCriteria
@@ -42,7 +43,7 @@ def prompt_from(
     if not panels and (grid is None or grid.count > 1) and read_request(theme):
         draft = write_panels(theme, count=grid.count if grid else None)
         if draft.note:
-            logger.warning("%s: %s", origin or theme[:60], draft.note)
+            logger.warning("%s: %s", origin or excerpt(theme), draft.note)
         # "a 3x2 grid of …" states its layout; other numbers around a cross are the content's.
         if grid is None and (stated := LAYOUT.search(theme)):
             grid = parse_layout(stated[0])
@@ -116,8 +117,8 @@ def compose(theme: str, panels: Sequence[str], grid: Grid, *, shared: str = "") 
     # Read the text back: a theme with a tag of its own would shift the panels.
     if len(panel_texts(text)) != grid.count or parse_layout(text) != grid:
         raise ValueError(
-            f"a text of {theme[:60]!r} holds a panel tag, capitals before a colon after a sentence; give tags, or one "
-            "text per panel, not both"
+            f"a text of {excerpt(theme)} holds a panel tag, capitals before a colon after a sentence; give tags, or "
+            "one text per panel, not both"
         )
     return Prompt(id=0, text=text, theme=theme, grid=grid, panels=tuple(panels))
 

@@ -20,6 +20,7 @@ from pacorl.core.batches import components
 from pacorl.core.grid import shared_text
 from pacorl.io.documents import blamed_on, read_jsonl, read_yaml
 from pacorl.io.files import kept_digest
+from pacorl.io.terminal import excerpt
 from pacorl.records.comparisons import comparisons_from
 from pacorl.records.prompts import load_prompts
 from pacorl.types import Comparison, Prompt
@@ -90,7 +91,7 @@ def check_leaks(
     first = leaks[0]
     report = (
         f"{len(leaks)} of {len(train)} training prompts are measured on. Training prompt {first.prompt.id} is "
-        f"{first.against}'s {first.other.id}: {first.prompt.text[:60]!r}"
+        f"{first.against}'s {first.other.id}: {excerpt(first.prompt.text)}"
     )
     if forbidden:
         raise ValueError(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pacorl.core.grid import QUOTED, panel_texts
+from pacorl.io.terminal import excerpt
 from pacorl.types import SetCriteria
 
 DEFAULT_COUNT = 4
@@ -69,7 +70,7 @@ def write_panels(text: str, *, count: int | None = None, writer: PanelWriter | N
     request = read_request(text) or SetRequest(text, None, content=text)
     count = count or request.count or DEFAULT_COUNT
     if not 2 <= count <= MAX_COUNT:
-        raise ValueError(f"{text[:60]!r} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
+        raise ValueError(f"{excerpt(text)} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
     return (writer or write_by_template)(request, count)
 
 
@@ -263,9 +264,8 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
     if items and request.count is None:
         count = len(items)
     if items and len(items) != count:
-        raise ValueError(
-            f"{request.text[:60]!r} lists {len(items)} images, and {count} are asked for; let text and layout agree"
-        )
+        listed = ", ".join(map(excerpt, items))
+        raise ValueError(f"{count} images are asked for, and {len(items)} are listed, {listed}; let both agree")
     theme = DANGLING.sub("", subject.strip(EDGES)).strip(EDGES)
     shown = VAGUE.sub("", theme)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL.Image import Image, fromarray
 
+from pacorl.io.terminal import excerpt
 from pacorl.runtime.workers import CallTimeout, Workers, outcome_of
 from pacorl.types import Prompt, Size
 
@@ -194,7 +195,7 @@ def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Si
 def refuse(prompts: Sequence[Prompt], fault: str) -> None:
     """Raise RewardError for prompts that a reward cannot score, if there are any; `fault` is the first one's."""
     if prompts:
-        raise RewardError(f"{places(prompts)}: {prompts[0].text[:60]!r} {fault}")
+        raise RewardError(f"{places(prompts)}: {excerpt(prompts[0].text)} {fault}")
 
 
 def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
@@ -213,7 +214,7 @@ def named(prompts: Sequence[Prompt]) -> str:
     """Name records for a message: one with its text, several by ids."""
     distinct = {prompt.id: prompt for prompt in prompts}
     if len(distinct) == 1:
-        return f"{prompts[0].place}, {prompts[0].text[:60]!r}"
+        return f"{prompts[0].place}, {excerpt(prompts[0].text)}"
     return f"prompts {', '.join(map(str, [*distinct][:8]))}" + (" …" if len(distinct) > 8 else "")
 
 

@@ -30,6 +30,7 @@ from pacorl.io.documents import write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge import judge_for
+from pacorl.judge.calibration import LEAST
 from pacorl.models.adapters import adapter_names, read_adapters
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import check_for, layout_for, prompt_from, sentence
@@ -37,7 +38,7 @@ from pacorl.records.panels import write_panels
 from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, plain, timestamp
 from pacorl.studio.models import PRACTICE, PRACTICE_ONLY, download, is_here, judge_of, memory_for, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
-from pacorl.tiny.words import attributes_in, tiny_changed
+from pacorl.tiny.words import Text, read_texts, tiny_changed
 from pacorl.tiny.world import LOOKS
 from pacorl.types import TINY, Character, Prompt, Size
 
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 
     Models = tuple[Generator, PacoReward]
 
-LEAST = 0.5
-"""Threshold of a check."""
 DRAWINGS = 4
 """Drawings of a page or a panel, of which the best comes first."""
 TRIES = 6
@@ -215,7 +214,7 @@ class Studio:
             ValueError: the model that draws does not know a word, or the name or the description cannot be used.
         """
         if self.names.model == TINY:
-            attributes_in(description, where="the description", allowed=LOOKS)
+            read_texts(Text("the description", description, LOOKS))
         if character:
             self.folder.describe(character, description)
         else:

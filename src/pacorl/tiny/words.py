@@ -7,8 +7,9 @@ words in texts, in any order, and writes that form. An unknown word is an error,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from pacorl.tiny.world import LOOKS, PALETTE_WORDS, PLACE_WORDS, SCENE, VALUES, theme_text, write_prompt
 from pacorl.types import Grid, Prompt
@@ -95,8 +96,9 @@ def tiny_panel(theme: str, text: str) -> Prompt:
     Raises:
         ValueError: if words are unknown or missing.
     """
-    attributes = attributes_in(theme, where=SHARED, allowed=(*LOOKS, "place"))
-    attributes |= attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
+    of_theme = Text(SHARED, theme, allowed=(*LOOKS, "place"))
+    shared_attributes, own = read_texts(of_theme, Text("the panel", text, tuple(VALUES), required=SCENE))
+    attributes = shared_attributes | own
     shared = theme_text(attributes["place"], attributes) if "place" in attributes else theme
     return tiny_prompt(shared, [f"{attributes['pose']}, {attributes['prop']}"] * GRIDS[0].count, GRIDS[0])
 
@@ -125,10 +127,10 @@ def asked_in(prompt: Prompt) -> list[dict[str, str]]:
 
 def _shared_and_scenes(theme: str, panels: Sequence[str]) -> tuple[dict[str, str], list[dict[str, str]]]:
     """Find the attributes of the theme, and each panel's pose and prop. A panel may repeat words of the theme."""
-    shared = attributes_in(theme, where=SHARED, allowed=(*LOOKS, "place"), required=("place",))
-    scenes = []
+    texts = [Text(SHARED, theme, allowed=(*LOOKS, "place"), required=("place",))]
     for position, text in enumerate(panels, 1):
-        scenes.append(attributes_in(text, where=f"panel {position}", allowed=SCENE, required=SCENE, passed_over=shared))
+        texts.append(Text(f"panel {position}", text, allowed=SCENE, required=SCENE))
+    shared, *scenes = read_texts(*texts)
     return shared, scenes
 
 
@@ -140,7 +142,7 @@ def tiny_scene(text: str) -> str:
     Raises:
         ValueError: if words are unknown, or one of pose and prop is missing.
     """
-    attributes = attributes_in(text, where="the panel", allowed=tuple(VALUES), required=SCENE)
+    (attributes,) = read_texts(Text("the panel", text, tuple(VALUES), required=SCENE))
     scene = f"{attributes['pose']}, {attributes['prop']}"
     where = []
     if "place" in attributes:
@@ -159,7 +161,7 @@ def check_tiny(prompt: Prompt) -> None:
         ValueError: if it is not of the tiny world.
     """
     if not prompt.panels:
-        attributes_in(prompt.text, where="the prompt", allowed=tuple(VALUES))
+        read_texts(Text("the prompt", prompt.text, tuple(VALUES)))
         raise ValueError(f"this model makes sets; describe each panel, as in {EXAMPLE} or by prompt_from('tiny', …)")
     check_tiny_grid(prompt.grid, len(prompt.panels))
     asked_in(prompt)
@@ -176,7 +178,7 @@ def tiny_edit(text: str) -> str:
 
 def tiny_changed(text: str, instruction: str) -> str:
     """Write a panel's text after an edit: the instruction's value replaces the former one."""
-    attributes = attributes_in(text, where="the panel", allowed=tuple(VALUES))
+    (attributes,) = read_texts(Text("the panel", text, tuple(VALUES)))
     for attribute, texts in INSTRUCTIONS.items():
         for value, known in texts.items():
             if known == instruction:
@@ -199,46 +201,62 @@ def check_tiny_edit(prompt: Prompt) -> None:
         raise ValueError(f"this model knows no change {instruction!r}; write {' or '.join(map(repr, forms))}")
 
 
-def attributes_in(
-    text: str,
-    *,
-    where: str,
-    allowed: Sequence[str],
-    required: Sequence[str] = (),
-    passed_over: Mapping[str, str] = {},
-) -> dict[str, str]:
-    """Find the words of the world in `text`, as attribute → value.
+class Text(NamedTuple):
+    """A text in words of the world."""
 
-    Args:
-        where: name of the text, for messages.
-        allowed: attributes that it may name.
-        required: attributes that it must name.
-        passed_over: attributes with a value that it may name to no effect.
+    name: str
+    """Name of the text, for messages."""
+    text: str
+    allowed: Sequence[str]
+    """Attributes that it may name."""
+    required: Sequence[str] = ()
+    """Attributes that it must name."""
+
+
+def read_texts(*texts: Text) -> list[dict[str, str]]:
+    """Find the words of the world in each text, as attribute → value. A later text may repeat words of the first.
 
     Raises:
-        ValueError: for an unknown word, two values of an attribute, or an attribute that is missing or not allowed.
+        ValueError: for unknown words, two values of an attribute, and attributes that are missing or not allowed; it
+            names the faults of all texts.
     """
-    words = [word for word in WORD.findall(text.lower().replace("top hat", "top-hat")) if word not in PASSED_OVER]
-    values = {word: VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"), "") for word in words}
-    # Unknown words first, the likeliest mistake.
-    if unknown := [word for word, value in values.items() if not value]:
-        vocabulary = "; ".join(f"{name}: {', '.join(VALUES[name])}" for name in allowed)
-        quoted = ", ".join(map(repr, unknown[:5]))
-        raise ValueError(
-            f"{where} has unknown words, {quoted}; this model knows {vocabulary}; other words need another model"
-        )
+    found: list[dict[str, str]] = []
+    unknown: list[str] = []
+    faults: list[str] = []
+    for name, text, allowed, required in texts:
+        values, others = _values_in(text)
+        unknown += others
+        attributes: dict[str, str] = {}
+        for value in values:
+            attribute = ATTRIBUTE_OF[value]
+            if attribute not in allowed:
+                if not (found and found[0].get(attribute) == value):
+                    place = "a panel" if attribute in SCENE else SHARED
+                    faults.append(f"{name} names a {attribute}, {value}, which belongs to {place}")
+            elif attributes.setdefault(attribute, value) != value:
+                faults.append(f"{name} has two values of {attribute}, {attributes[attribute]} and {value}; give one")
+        found.append(attributes)
+        missing = [f"a {attribute}" for attribute in required if attribute not in attributes]
+        if missing:
+            faults.append(f"{name} lacks {' and '.join(missing)}")
 
-    attributes: dict[str, str] = {}
-    for word, value in values.items():
-        name = ATTRIBUTE_OF[value]
-        if passed_over.get(name) == value:
-            continue
-        if name not in allowed:
-            other = "a panel" if name in SCENE else SHARED
-            raise ValueError(f"{where} names a {name}, {value}; for this model {other} does")
-        if attributes.setdefault(name, value) != value:
-            raise ValueError(f"{where} has two values of {name}, {attributes[name]} and {word}; give one")
-    missing = [f"a {name} ({', '.join(VALUES[name])})" for name in required if name not in attributes]
-    if missing:
-        raise ValueError(f"{where}, {text!r}, lacks {'; '.join(missing)}")
-    return attributes
+    # The likeliest mistake first.
+    if unknown:
+        faults.insert(0, f"unknown words, {', '.join(map(repr, dict.fromkeys(unknown)))}")
+    if faults:
+        named = {attribute for text in texts for attribute in text.allowed}
+        vocabulary = "; ".join(f"{name}: {', '.join(words)}" for name, words in VALUES.items() if name in named)
+        raise ValueError(f"{'; '.join(faults)}. This model knows {vocabulary}; other words need another model")
+    return found
+
+
+def _values_in(text: str) -> tuple[list[str], list[str]]:
+    """Return the values that a text's words name, and its unknown words."""
+    values, unknown = [], []
+    for word in WORD.findall(text.lower().replace("top hat", "top-hat")):
+        value = VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"))
+        if value:
+            values.append(value)
+        elif word not in PASSED_OVER:
+            unknown.append(word)
+    return values, unknown

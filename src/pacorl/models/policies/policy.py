@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from pacorl.config.base import ModelSection
+from pacorl.io.terminal import excerpt
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -107,5 +108,5 @@ def check_images(policy: type[PipelinePolicy], prompt: Prompt, model: str) -> No
     elif policy.max_sources and not (sources or references or policy.source_optional):
         fault = "edits images; give one with --image, or characters with --character"
     if fault:
-        name = f"{prompt.place} ({prompt.text[:60]!r})"
+        name = f"{prompt.place} ({excerpt(prompt.text)})"
         raise ValueError(f"{name} has {sources} sources and {references} references, and {model} {fault}")

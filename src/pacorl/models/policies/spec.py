@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pacorl.config.base import validated
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
+from pacorl.io.terminal import excerpt
 from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.types import TINY, Prompt, Size
 
@@ -167,7 +168,7 @@ class PolicySpec:
             try:
                 self.committed.check(prompt)
             except ValueError as error:
-                where = f"{prompt.place} ({prompt.text[:60]!r})"
+                where = f"{prompt.place} ({excerpt(prompt.text)})"
                 return f"{where} is not of the tiny world, so its images mean nothing: {error}"
         return ""
 

@@ -1,0 +1,58 @@
+"""Requirements of a character's training: `pacorl train-character FOLDER --config RECIPE --dry-run`."""
+
+from __future__ import annotations
+
+from pacorl.character_training.character_config import CharacterConfig
+from pacorl.character_training.pictures import read_pictures
+from pacorl.plan import sources
+from pacorl.plan.hours import hours_of
+from pacorl.plan.peaks import Batch, Job, Training, measure
+from pacorl.plan.plan import SMALLER, Plan, named_card, smaller_settings
+from pacorl.types import Size
+
+
+def plan_character(config: CharacterConfig, *, card: int = 0) -> Plan:
+    """Read a character's images, and measure the memory of its training, and its hours with every step.
+
+    Args:
+        card: gigabytes of the card that the run is for; 0 for this machine's.
+
+    Raises:
+        ValueError: The images, the model or a size do not allow the run.
+    """
+    spec, options, gallery, size = config.generator, config.optimizer, config.gallery, Size(*config.size)
+    spec.check_trainable(config.model.checkpoint)
+    pictures = read_pictures(config)
+    generator = sources.generator_of(config.model, spec)
+
+    # Images of the gallery: by the base, by the best adapter, and perhaps between. A guided step is two forwards.
+    galleries = 2 + gallery.each * (config.steps // config.evaluate_every)
+    drawn = galleries * len(gallery.prompts) * gallery.seeds
+    forwards = gallery.steps * (1 if config.model.negative_text is None else 2)
+
+    # Training. The held-out images add a few forwards in a hundred, which are not counted.
+    micro_batch = 1 if spec.policy.forward_per == "prompt" else options.micro_batch
+    training = Training(
+        config,
+        size,
+        micro_batch,
+        copies=5,  # the best adapter as well, which draws the last gallery
+        steps=config.steps * options.batch / micro_batch,
+        pictures=True,
+    )
+    job = Job(
+        spec=spec,
+        options=config.model.unguided,
+        configs=generator.configs,
+        batches=[Batch(size, "size", options.micro_batch, drawn, forwards)],
+        training=training,
+        encoded=len(pictures.train) + len(pictures.held_out) + len(gallery.prompts),
+    )
+    memory = measure(job)
+    facts = {
+        "images": {"training": len(pictures.train), "held_out": len(pictures.held_out)},
+        "steps": f"{config.steps} at most, of {options.batch} images each",
+        SMALLER: smaller_settings(config, {"optimizer.micro_batch: 1": micro_batch > 1}),
+    }
+    absences = [*generator.absences, *sources.absent_lora("adapter.start", config.adapter.start)]
+    return Plan(memory, absences, facts, hours_of(memory.flops, memory=config.memory), **named_card(card))
