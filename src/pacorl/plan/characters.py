@@ -50,7 +50,8 @@ def plan_character(config: CharacterConfig, *, card: int = 0) -> Plan:
     )
     memory = measure(job)
     facts = {
-        "images": {"training": len(pictures.train), "held_out": len(pictures.held_out)},
+        "training_images": len(pictures.train),
+        "held_out_images": len(pictures.held_out),
         "steps": f"{config.steps} at most, of {options.batch} images each",
         SMALLER: smaller_settings(config, {"optimizer.micro_batch: 1": micro_batch > 1}),
     }
