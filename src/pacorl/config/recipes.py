@@ -15,8 +15,8 @@ from pacorl.io.terminal import did_you_mean
 
 YAML = (".yaml", ".yml")
 """Endings of a config's file."""
-COMMANDS = {"character": "train-character", "reward": "train-reward"}
-"""Folder of recipes → the command that reads them. Recipes outside these folders belong to train-policy."""
+FOLDERS = ("character", "reward")
+"""Recipes of train-character and of train-reward; those outside these folders are train-policy's."""
 
 
 def recipe(name: str = "tiny") -> Path:
@@ -28,7 +28,7 @@ def recipe_names() -> list[str]:
     """List the recipes, generators first."""
     folder = _folder()
     files = sorted(folder.glob("*.yaml"))
-    for name in COMMANDS:
+    for name in FOLDERS:
         files += sorted(folder.glob(f"{name}/*.yaml"))
     return [file.relative_to(folder).with_suffix("").as_posix() for file in files]
 
