@@ -142,7 +142,7 @@ def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all() -> None
     assert len(lines) < 24
     for part in ("4 GiB of 8 GiB", "judge.checkpoint = lab/judge: `hf download", "mind the gap", "17 GB"):
         assert part in str(plan)
-    document = json.loads(plan.to_json())
+    document = json.loads(json.dumps(plan.to_dict()))
     assert document["memory"]["phases"]["encode"] == document["peak_bytes"] == 4 * GIB
     assert document["absences"] == [dataclasses.asdict(absence)]
     assert plan.exit_code == 2

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
-from typer import Exit
-
 from pacorl.cli import gate
-from pacorl.cli.shared import echo, echo_errors, print_json
+from pacorl.cli.shared import echo_errors, end_with
 from pacorl.config.options import LARGEST, CalibratedJudge, GeneratorOptions, JudgeOptions, inherited, option
 from pacorl.types import TINY
 
@@ -132,7 +130,6 @@ def print_plan(
     as_json: bool,
 ) -> NoReturn:
     """Print the memory and downloads of generator and judge, and end the command."""
-    from pacorl.io.documents import parse_json
     from pacorl.plan.plan import plan_generation
 
     # The prompt with the most images decides the peak.
@@ -140,10 +137,4 @@ def print_plan(
     images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0)
     policy = spec.options_for(generator.model, dtype=generator.dtype, memory=choice.memory, **generator.policy_options)
     plan = plan_generation(policy, size=generator.size, judge=source, images=images)
-    if as_json:
-        print_json(
-            {"panels": list(chain.from_iterable(prompt.panels for prompt in prompts))} | parse_json(plan.to_json())
-        )
-    else:
-        echo(plan)
-    raise Exit(plan.exit_code)
+    end_with(plan, as_json=as_json, panels=list(chain.from_iterable(prompt.panels for prompt in prompts)))

@@ -20,12 +20,15 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import typer
 
 from pacorl.config.options import FLAG, UsageError
 from pacorl.io.terminal import Progress, printable, printable_json
+
+if TYPE_CHECKING:
+    from pacorl.plan.plan import Plan
 
 INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
@@ -152,14 +155,18 @@ def echo(text: object, *, err: bool = False) -> None:
     typer.echo(printable(str(text)), err=err)
 
 
-def echo_json(document: str) -> None:
-    """Print a JSON text for programs."""
-    typer.echo(printable_json(document))
-
-
 def print_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
     """Print a document for programs."""
-    echo_json(json.dumps(document, indent=2, ensure_ascii=False))
+    typer.echo(printable_json(json.dumps(document, indent=2, ensure_ascii=False)))
+
+
+def end_with(plan: Plan, *, as_json: bool, **further: Any) -> NoReturn:
+    """Print a plan, in JSON with `further` entries, and end the command by its exit code."""
+    if as_json:
+        print_json(further | plan.to_dict())
+    else:
+        echo(plan)
+    raise typer.Exit(plan.exit_code)
 
 
 def fault_line(error: Exception) -> str:

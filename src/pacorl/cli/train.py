@@ -7,11 +7,11 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
-from typer import Argument, Exit, Option
+from typer import Argument, Option
 
-from pacorl.cli.shared import echo, echo_json, pasteable
+from pacorl.cli.shared import echo, end_with, pasteable
 from pacorl.config.options import LARGEST, UsageError
 from pacorl.runtime.stopping import EX_TEMPFAIL
 from pacorl.types import TINY
@@ -19,7 +19,6 @@ from pacorl.types import TINY
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import Resume
-    from pacorl.plan.plan import Plan
 
 QUICKSTART = Path("runs/quickstart")
 OVERRIDES = Argument(None, help="Changes, as section.key=value.")
@@ -101,15 +100,6 @@ def check_card(card: int, *, dry_run: bool) -> None:
     """Raise UsageError for a card without a plan."""
     if card and not dry_run:
         raise UsageError("--card plans for another card; add --dry-run, or leave it out to train on this one")
-
-
-def end_with(plan: Plan, *, as_json: bool) -> NoReturn:
-    """Print a plan, and end the command by its exit code."""
-    if as_json:
-        echo_json(plan.to_json())
-    else:
-        echo(plan)
-    raise Exit(plan.exit_code)
 
 
 def echo_page(run: Path) -> None:

@@ -7,7 +7,6 @@ are computed from passes on meta tensors. No weights are loaded, and of the netw
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -125,11 +124,10 @@ class Plan:
         """Exit code of the dry run."""
         return NOT_READY if self.absences or self.shortage else 0
 
-    def to_json(self) -> str:
-        """Return the whole plan; sizes in bytes."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the whole plan, for JSON; sizes in bytes."""
         names = ("verdict", "shortage", "peak_bytes", "download_bytes")
-        document = dataclasses.asdict(self) | {name: getattr(self, name) for name in names}
-        return json.dumps(document, indent=2, ensure_ascii=False)
+        return dataclasses.asdict(self) | {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
