@@ -411,7 +411,9 @@ class StudioPage:
                     if not is_here(name):
                         with ui.expansion(f"Download {name}"):
                             ui.link(f"huggingface.co/{name}", f"https://huggingface.co/{name}", new_tab=True)
-                            ui.label("Accept its licence there, and run this in a terminal:")
+                            ui.label(
+                                "Accept its licence there. Then run in a terminal, after hf auth login if it is gated:"
+                            )
                             ui.label(download(name)).classes("command")
                     elif name != JUDGE and not in_use:
                         self.button("Use", use, name, name=f"Use {shown_name(name)}", look="")
