@@ -31,7 +31,7 @@ from pacorl.plan.generators import policy_on_meta
 from pacorl.runtime.logbook import Progress
 from pacorl.runtime.processes import Runtime
 
-LIMIT = 1.0
+LIMIT = 0.3
 """Seconds of the main thread an epoch."""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.items import Dataset
-from pacorl.bench.running import run
+from pacorl.bench.running import read_results, run
 from pacorl.bench.suite import PaperTable, Row, Table
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.io.documents import write_jsonl
@@ -71,6 +71,30 @@ def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> 
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 6
 
 
+class ByBatch(Numbers):
+    """Numbers that depend on the position in the batch and on its other items, as a judge's last bits may."""
+
+    def measure(self, keys: Sequence[str]) -> list[Row]:
+        total = sum(map(len, keys))
+        return [row | {"value": total + position / 8} for position, row in enumerate(super().measure(keys))]
+
+
+def test_batches_and_results_do_not_depend_on_the_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = []
+    for count in (1, 2, 3):
+        for index in range(count):
+            monkeypatch.setenv("RANK", str(index))  # as torchrun numbers the processes
+            monkeypatch.setenv("WORLD_SIZE", str(count))
+            outcomes.append(run(ByBatch(KEYS), tmp_path / str(count), HERE, batch=2))
+    alone, half, both, *_, three = outcomes
+    assert not half.complete
+    assert "Incomplete: 3 of 5" in half.remarks[0]
+    assert alone.complete
+    assert alone.table == both.table == three.table
+
+
 def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "BB."}])
     (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {tmp_path / 'train.jsonl'}\n")
@@ -84,13 +108,13 @@ def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_p
     assert "Leak: 2 of 5" in outcome.remarks[0]
 
 
-def test_two_processes_do_not_write_one_folder(tmp_path: Path) -> None:
+def test_two_processes_do_not_write_one_shard(tmp_path: Path) -> None:
     class Nested(Numbers):
         def measure(self, keys: Sequence[str]) -> list[Row]:
             run(Numbers(KEYS), tmp_path, BenchmarkOptions(judge="other"))
             return super().measure(keys)
 
-    with pytest.raises(ValueError, match="is being written by"):
+    with pytest.raises(ValueError, match="start several by torchrun"):
         run(Nested(KEYS), tmp_path, HERE)
 
 
@@ -142,3 +166,11 @@ def test_two_runs_on_the_same_items_are_compared_by_paired_differences(tmp_path:
     assert isinstance(before, Interval)
     assert before.low is not None
     assert before.low < before.mean - 0.5  # alone, either side is far less certain than the difference
+
+
+def test_a_failed_retry_hides_no_judgement(tmp_path: Path) -> None:
+    for files in (["results.jsonl", "results-1-of-2.jsonl"], ["results-1-of-2.jsonl", "results.jsonl"]):
+        write_jsonl(tmp_path / files[0], [{"key": "a", "value": 1}, {"key": "b", "error": "it fell silent"}])
+        write_jsonl(tmp_path / files[1], [{"key": "a", "error": "it fell silent"}, {"key": "b", "value": 2}])
+        rows = read_results(tmp_path)
+        assert {key: row.get("value") for key, row in rows.items()} == {"a": 1, "b": 2}

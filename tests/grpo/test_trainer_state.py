@@ -128,6 +128,7 @@ def test_a_checkpoint_has_the_weights_of_its_save_and_a_later_save_has_its_fault
     state = {"epoch": 0, "score": None}
     before = {name: value.clone() for name, value in made.lora.tensors().items()}
     path = made.checkpoints.save(state)
+    made.lora.before_step()
     for value in made.lora.tensors().values():
         value.add_(1)
     trained.set()
@@ -197,8 +198,6 @@ class Closing:
 
     def explain(self, question: object) -> str:
         return ""
-
-    def wait_for_outages(self, seconds: float = 0.0) -> None: ...
 
     def close(self) -> None:
         self.closed = True

@@ -14,7 +14,7 @@ from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from pacorl.core.grid import split
-from pacorl.rewards.clip import Aesthetic, PanelClipText
+from pacorl.rewards.clip import Aesthetic, PanelClipText, _once_each
 from pacorl.rewards.reward import Reward
 from pacorl.testing import check_reward
 from pacorl.types import Grid, Prompt
@@ -118,3 +118,15 @@ def test_a_head_that_runs_code_is_refused(tiny_clip: Path, tmp_path: Path) -> No
     torch.save({"layers.0.weight": tmp_path}, tmp_path / "code.pth")  # a Path is no tensor
     with pytest.raises(ValueError, match=r"code\.pth is damaged, or holds more"):
         Aesthetic(str(tiny_clip), head=str(tmp_path / "code.pth")).load()
+
+
+def test_what_is_encoded_once_is_handed_back_to_each() -> None:
+    encoded: list[str] = []
+
+    def lengths(items: Sequence[str]) -> torch.Tensor:
+        encoded.extend(items)
+        return torch.tensor([[float(len(item))] for item in items])
+
+    words = ["three", "a", "three", "to", "a"]
+    assert _once_each(words, lengths, keys=words, batch=2)[:, 0].tolist() == [5, 1, 5, 2, 1]
+    assert encoded == ["three", "a", "to"]

@@ -17,7 +17,7 @@ from pacorl.config.table import Table
 if TYPE_CHECKING:
     from pacorl.bench.suite import Benchmark
     from pacorl.gate.paco_reward import PacoReward
-    from pacorl.generate.image_queue import ImageSource
+    from pacorl.generate.image_queue import ImageSource, Shard
     from pacorl.io.terminal import Progress
 
 
@@ -106,8 +106,8 @@ class BenchmarkSpec(Generic[Items]):
     """Reader of the published data, before anything heavy is loaded; it checks them."""
     build: Callable[[Items, BenchmarkOptions, PacoReward, Path], Benchmark]
     """(items, options, the judge, the run's folder) → the benchmark."""
-    generate: Callable[[Items, BenchmarkOptions, Path, Progress], object] | None = None
-    """Generator of the images that the run's folder lacks; None for benchmarks of judges."""
+    generate: Callable[[Items, BenchmarkOptions, Path, Shard, Progress], object] | None = None
+    """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
     all_spellings: bool = False
     """Whether P(Yes) sums every spelling of Yes and of No."""
     batch: int = 16

@@ -25,7 +25,7 @@ from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
 from pacorl.bench.suite import Row, Table, Texts, macro_means, paper_table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.generate.image_queue import ImageJob, generate_missing
+from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import JsonObject, object_within, read_records, read_yaml, typed
 from pacorl.io.files import safe_name, text_digest
 from pacorl.io.terminal import Progress
@@ -197,14 +197,14 @@ def _build(data: Dataset[Edit], options: BenchmarkOptions, reward: PacoReward, o
     )
 
 
-def _generate(data: Dataset[Edit], options: BenchmarkOptions, out: Path, advance: Progress) -> None:
-    """Generate the missing edits."""
+def _generate(data: Dataset[Edit], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
+    """Generate this shard's missing edits."""
     source = options.image_source(edits=True)
     jobs = []
     for number, edit in enumerate(data.items.values()):
         prompt = Prompt(id=number, text=edit.instruction, sources=(data.folder / edit.image,))
         jobs.append(ImageJob(edit.key, prompt, edit.file))
-    generate_missing(jobs, out, source, progress=advance)
+    generate_missing(jobs, out, source, shard=shard, progress=advance)
 
 
 SPEC = BenchmarkSpec(

@@ -3,9 +3,10 @@
     outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), BenchmarkOptions(judge="tiny"))
     print(outcome.table.markdown)
 
-A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item),
-`table.html` and `summary.json`. The figures are computed from the stored raw judgements at the end. Therefore a run can
-be resumed item by item, no item counts twice, and tables can be made again without the judge.
+A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; one
+file per process under torchrun), `table.html` and `summary.json`. The figures are computed from the stored
+raw judgements at the end. Therefore a run can be resumed item by item, no item counts twice, and tables can be made
+again without the judge.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from pacorl.core.batches import in_batches
 from pacorl.core.ranking import FEWEST, Interval, difference
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.scores import UNCALIBRATED
+from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, read_journal, read_object, write_json
-from pacorl.io.files import check_writable, claim_folder, own_folder, write_atomic
+from pacorl.io.files import check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge import NO_JUDGE, check_judge
@@ -34,7 +37,6 @@ from pacorl.report.html import render
 
 logger = logging.getLogger(__name__)
 OpenProgress = Callable[[str], AbstractContextManager[Progress]]
-RESULTS = "results.jsonl"
 
 
 def without_bar(activity: str) -> AbstractContextManager[Progress]:
@@ -44,7 +46,7 @@ def without_bar(activity: str) -> AbstractContextManager[Progress]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of a run so far."""
+    """Results of a run so far, over all of its processes."""
 
     folder: Path
     total: int
@@ -127,7 +129,7 @@ def run_benchmark(
     # Generate.
     if spec.generate and not options.images:
         with progress("generating") as advance:
-            spec.generate(items, options, out, advance)
+            spec.generate(items, options, out, Shard.of_process(), advance)
 
     # Measure. The import of the model libraries takes seconds.
     quiet_loading()
@@ -159,11 +161,12 @@ def run(
     """Measure the remaining items, `batch` in a call of the judge, and write the tables.
 
     Raises:
-        ValueError: if `out` holds results of other settings, or another process writes there.
+        ValueError: if `out` holds results of other settings, or another process writes this shard.
     """
     # Before judging, because it can fail and costs nothing.
     trained_on = _leaked(benchmark, options)
     # A folder holds results of one setting: other settings would mix in one table.
+    shard = Shard.of_process()
     if options.against:
         # Now, since the comparison itself comes after hours of judging.
         fix = "name a run on the same data with --against"
@@ -175,10 +178,15 @@ def run(
         write_json(out / "settings.json", settings)
 
     # Judge. Two writers of one journal would interleave their lines.
-    with own_folder(out), progress("judging") as advance:
-        _measure_missing(benchmark, Journal(out / RESULTS), batch=batch, advance=advance)
+    lock = sole_holder(out / f".{shard.file}.lock", fix="start several by torchrun")
+    with lock, progress("judging") as advance:
+        # Files that a killed process left unfinished.
+        sweep(out)
+        # A process judges the images that it generates.
+        dealt = shard.batches(list(benchmark.texts()), size=options.image_batch if options.makes_images else batch)
+        _measure_missing(benchmark, Journal(out / shard.file), list(chain(*dealt)), batch=batch, advance=advance)
 
-    # Tabulate.
+    # Tabulate the results of all processes.
     outcome = _gather(benchmark, out, name=options.subject, trained_on=trained_on, against=options.against)
     remarks = [*outcome.remarks, UNCALIBRATED]
     # The table as a page and as JSON.
@@ -208,12 +216,16 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[s
         raise ValueError(f"{path.parent} holds results of other settings: {'; '.join(differing)}; {fix}")
 
 
-def _measure_missing(benchmark: Benchmark, journal: Journal, *, batch: int, advance: Progress) -> None:
-    """Measure the items without a judgement, batch by batch.
+def _measure_missing(
+    benchmark: Benchmark, journal: Journal, keys: Sequence[str], *, batch: int, advance: Progress
+) -> None:
+    """Measure the items of `keys` without a judgement, batch by batch.
 
     The last bits of a judge's answer may depend on its batch, so a resumed run may differ in them.
     """
-    missing = [key for key in benchmark.texts() if "error" in journal.items.get(key, {"error": ""})]
+    # Rows of every process: an earlier run may have had other shards.
+    row_of = read_results(journal.path.parent)
+    missing = [key for key in keys if key not in row_of or "error" in row_of[key]]
     done = 0
     for batch_keys in in_batches(missing, batch):
         rows = benchmark.measure(batch_keys)
@@ -224,9 +236,26 @@ def _measure_missing(benchmark: Benchmark, journal: Journal, *, batch: int, adva
         advance(done, len(missing))
 
 
+def read_results(out: Path) -> dict[str, Row]:
+    """Read the rows of all processes by item; a judgement replaces a failure, a later line an earlier one.
+
+    A half-written last line belongs to another process, and is skipped.
+
+    Raises:
+        ValueError: with file and line, if another line is no result.
+    """
+    rows: dict[str, Row] = {}
+    for path in sorted(out.glob("results*.jsonl")):
+        for key, row in read_journal(path).items():
+            # A failed retry, in whichever file, does not hide an earlier judgement.
+            if "error" not in row or key not in rows:
+                rows[key] = row
+    return rows
+
+
 def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path, *, name: str) -> list[Line]:
     """Compare with another run on the items that both have measured: its line, and the paired differences."""
-    other = read_journal(against / RESULTS)
+    other = read_results(against)
     shared = [row for row in rows if "error" not in other.get(row["key"], {"error": ""})]
     if not shared:
         return [Line(f"{against.name} has measured none of these items", (None,) * len(benchmark.table.columns))]
@@ -242,10 +271,10 @@ def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path, *, name:
 def _gather(
     benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str], against: Path | None
 ) -> Outcome:
-    """Compute the figures from the stored rows; each item counts once."""
-    # Sort the rows.
+    """Compute the figures from the rows of all processes; each item counts once."""
+    # Sort the rows. They are read again, because other processes have measured in the meantime.
     keys = list(benchmark.texts())
-    row_of = read_journal(out / RESULTS)
+    row_of = read_results(out)
     good = []
     clean = []
     leaked = {}

@@ -31,7 +31,7 @@ from pacorl.core.batches import grouped
 from pacorl.core.devices import available_device
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.generate.image_queue import ImageJob, generate_missing
+from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import JsonObject, blamed_on, read_object, typed
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
@@ -136,7 +136,7 @@ def read_cases(folder: Path, *, limit: int | None = None) -> Dataset[Case]:
 # --- generating --------------------------------------------------------------------------------------------------
 
 
-def _generate(data: Dataset[Case], options: BenchmarkOptions, out: Path, advance: Progress) -> None:
+def _generate(data: Dataset[Case], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
     # One grid image per case, cut into the panels that are measured.
     source = options.image_source(edits=False)
@@ -150,7 +150,7 @@ def _generate(data: Dataset[Case], options: BenchmarkOptions, out: Path, advance
         for number, panel in enumerate(split(image, job.prompt.grid), start=1):
             write_atomic(out / "images" / f"{job.key}_{number:04d}.png", png_bytes(panel))
 
-    generate_missing(jobs, out, source, save_panels=cut, progress=advance)
+    generate_missing(jobs, out, source, shard=shard, save_panels=cut, progress=advance)
 
 
 # --- scoring -----------------------------------------------------------------------------------------------------

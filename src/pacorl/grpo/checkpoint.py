@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -72,8 +73,9 @@ HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced)")
 class CheckpointWriter:
     """Writes checkpoints to resume from, and the averaged adapter for use elsewhere, on a thread.
 
-    A save takes of the caller's time the end of the earlier one, and a copy of the tensors. The host memory of the
-    copies is kept, and pinned on GPU machines. All ranks make the same calls.
+    A save takes of the caller's time the end of the earlier one, and a copy of the adapter, which sampling may exchange
+    at once. The average and the moments, which only the next optimizer step changes, are copied by the thread, and that
+    step waits for it. The host memory of the copies is kept, and pinned on GPU machines. All ranks make the same calls.
     """
 
     def __init__(self, lora: LoraTraining, config: LoraConfig, *, progress: Progress) -> None:
@@ -89,7 +91,7 @@ class CheckpointWriter:
         self._write: Future[float] | None = None
 
     def save(self, state: Mapping[str, Any]) -> Path:
-        """Copy the tensors, and begin to write.
+        """Copy the adapter, and begin to write.
 
         Args:
             state: further content of state.json; the main process's is written.
@@ -108,8 +110,12 @@ class CheckpointWriter:
         if lora.runtime.is_main:
             settings = config.model_dump(mode="json")
             content = {**state, "step": lora.step, "bad_steps": lora.bad_steps, "config": settings}
-            self._copy(tensors)
-            self._write = self._thread.submit(self._write_all, target, content)
+            exchanged = {name for name in tensors if name.startswith(("adapter/", "old/"))}
+            self._copy({name: tensors[name] for name in exchanged})
+            copied = Event()
+            lora.before_step = copied.wait
+            rest = {name: value for name, value in tensors.items() if name not in exchanged}
+            self._write = self._thread.submit(self._write_all, target, rest, [*tensors], content, copied)
         self.progress.add("copy", time.perf_counter() - started)
         return target
 
@@ -137,9 +143,16 @@ class CheckpointWriter:
         if self.lora.runtime.device.type == "cuda":
             torch.cuda.current_stream(self.lora.runtime.device).synchronize()
 
-    def _write_all(self, target: Path, state: Mapping[str, Any]) -> float:
-        """Write a checkpoint of the copies, and update the files derived from it; return the seconds."""
-        tensors = self._kept
+    def _write_all(
+        self, target: Path, rest: Mapping[str, Tensor], names: Sequence[str], state: Mapping[str, Any], copied: Event
+    ) -> float:
+        """Copy the rest, write a checkpoint of all names, and update the files derived from it; return the seconds."""
+        try:
+            self._copy(rest)
+        finally:
+            # Also after a fault: the next optimizer step waits for the event.
+            copied.set()
+        tensors = {name: self._kept[name] for name in names}
         config = self.config
 
         def export(folder: Path) -> None:

@@ -1,18 +1,19 @@
 """Rewards that CLIP measures: a panel against its text, and aesthetics.
 
-All take the model's own processor (its PIL backend) and fp32 unless told otherwise. Weights load on first use. Every
-distinct text is encoded once per call.
+All take the model's own processor (its PIL backend) and fp32 unless told otherwise. Weights load on first use, and
+rewards that name one checkpoint share it. Every distinct image and text is encoded once per call.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from PIL.Image import Image
@@ -31,6 +32,7 @@ CLIP_L = "openai/clip-vit-large-patch14"
 AESTHETIC_HEAD = "sac+logos+ava1-l14-linearMSE.pth"
 AESTHETIC_SOURCE = "https://github.com/christophschuhmann/improved-aesthetic-predictor"
 
+T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -67,7 +69,8 @@ class ClipEncoder:
             pooled = model.vision_model(pixel_values=pixels.to(model.device, model.dtype)).pooler_output
             return _unit(model.visual_projection(pooled))
 
-        return torch.cat([encode(chunk) for chunk in in_batches(images, 32)])
+        # By identity: images cannot be hashed, and a whole image that several prompts share is one object.
+        return _once_each(images, encode, keys=[id(image) for image in images], batch=32)
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str]) -> Tensor:
@@ -83,18 +86,26 @@ class ClipEncoder:
             pooled = model.text_model(**tokens.to(model.device)).pooler_output
             return _unit(model.text_projection(pooled))
 
-        # The prompts of a group repeat.
-        distinct = list(dict.fromkeys(texts))
-        row_of = {text: row for row, text in enumerate(distinct)}
-        rows = torch.cat([encode(chunk) for chunk in in_batches(distinct, 64)])
-        return rows[[row_of[text] for text in texts]]
+        return _once_each(texts, encode, keys=texts, batch=64)
+
+
+# Weak: weights leave the memory together with the last reward that reads them.
+_ENCODERS: WeakValueDictionary[tuple[str, ...], ClipEncoder] = WeakValueDictionary()
+
+
+def clip_encoder(checkpoint: str, *, device: str | torch.device = "cpu", dtype: Dtype = "float32") -> ClipEncoder:
+    """Return the shared encoder of a checkpoint."""
+    key = (checkpoint, str(device), dtype)
+    encoder = _ENCODERS.get(key) or ClipEncoder(*key)
+    _ENCODERS[key] = encoder
+    return encoder
 
 
 class ClipReward:
     """Base class of CLIP rewards."""
 
     def __init__(self, checkpoint: str = CLIP_H, dtype: Dtype = "float32", device: str | torch.device = "cpu") -> None:
-        self.clip = ClipEncoder(checkpoint, str(device), dtype)
+        self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
 
     def load(self) -> object:
         return self.clip.load()
@@ -189,3 +200,14 @@ def _panels(prompts: Sequence[Prompt], images: Sequence[Image]) -> tuple[list[Im
 
 def _unit(rows_BC: Tensor) -> Tensor:
     return nn.functional.normalize(rows_BC.float(), dim=-1).cpu()
+
+
+def _once_each(
+    items: Sequence[T], encode: Callable[[Sequence[T]], Tensor], *, keys: Sequence[Hashable], batch: int
+) -> Tensor:
+    """Encode the items of each distinct key once, in batches, and hand the rows back in order."""
+    # Prompts and images of a group repeat.
+    distinct = dict(zip(keys, items, strict=True))
+    row_of = {key: row for row, key in enumerate(distinct)}
+    chunks = in_batches(list(distinct.values()), batch)
+    return torch.cat([encode(chunk) for chunk in chunks])[[row_of[key] for key in keys]]

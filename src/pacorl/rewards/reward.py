@@ -182,9 +182,11 @@ def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Si
         # A new run has nothing to save, and would hang again.
         raise RewardError(str(fault)) from None
     if first is second is None:
+        reason = getattr(reward, "last_error", "")
+        why = f": {reason}" if reason else ""
         raise RewardError(
-            f"reward {name!r} has no score for two trial images of {named([prompt])}; a run stops where many scores "
-            "are missing: give a low score to an image that deserves one, and None if it cannot be scored"
+            f"reward {name!r} has no score for two trial images of {named([prompt])}{why}; a run stops where many "
+            "scores are missing: give a low score to an image that deserves one, and None if it cannot be scored"
         )
     return first == second
 
