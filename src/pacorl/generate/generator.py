@@ -71,8 +71,6 @@ class Generator:
         self.kind = kind
         """Name in `POLICIES`."""
         spec = POLICIES.named(kind)
-        self.max_references = spec.policy.max_references
-        """Maximum number of images of a prompt with references; 0 if references are refused."""
         # Defaults, which the tiny checkpoint has of its own.
         self._tiny = spec.committed if spec.tiny and model == TINY else None
         self.batch = 1

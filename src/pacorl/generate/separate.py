@@ -37,7 +37,7 @@ def sample_separately(generator: Generator, prompt: Prompt, seeds: Sequence[int]
     Raises:
         ValueError: if the prompt has no texts of panels, or the generator takes fewer references.
     """
-    panels = panel_prompts(prompt, generator.model, generator.max_references)
+    panels = panel_prompts(prompt, generator.model, generator.policy.max_references)
     of_panels = [*chain.from_iterable(panel_seeds(seed, len(panels)) for seed in seeds)]
     images = generator.sample(panels * len(seeds), of_panels, **options)
     return [join(of_set, prompt.grid) for of_set in in_batches(images, len(panels))]

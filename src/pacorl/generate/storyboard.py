@@ -262,7 +262,7 @@ def generate_storyboard(
 
     # Check every page and its size before generating the first; panels keep their size on a shorter page.
     sized: list[tuple[Prompt, Size]] = []
-    for prompt in pages(board, generator.model, max_references=generator.max_references, separate=separate):
+    for prompt in pages(board, generator.model, max_references=generator.policy.max_references, separate=separate):
         page = generator.size_of(prompt, size)
         if not separate:
             rows = page.height // board.layout.rows * prompt.grid.rows

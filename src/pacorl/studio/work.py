@@ -300,7 +300,8 @@ class Studio:
 
     def cast(self, recipe: Recipe) -> tuple[Character, ...]:
         """Read the character of a recipe, if it has one and it is here."""
-        return tuple(map(self.folder.character, filter(None, [self.known(recipe)])))
+        name = self.known(recipe)
+        return (self.folder.character(name),) if name else ()
 
     def restore(self, recipe: Recipe) -> None:
         """Fill the form in from a recipe, so that the same picture is drawn first.
