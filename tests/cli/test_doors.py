@@ -163,7 +163,7 @@ def write_folder(folder: Path) -> None:
     (folder / "letter.png").write_text("Dear Sir")
     (folder / "bad.jsonl").write_text("{")
     small = "model: {checkpoint: tiny}, judge: {checkpoint: tiny}"
-    (folder / "pairs.jsonl").write_text('{"images": ["gone.png"], "question": "Red?", "consistent": true}\n')
+    (folder / "pairs.jsonl").write_text('{"images": ["gone.png", "a.png"], "question": "Red?", "consistent": true}\n')
     (folder / "mine.yaml").write_text(f"{{rewards: [{{name: beauty}}], {small}}}")
     (folder / "other.json").write_text('{"judge": "another", "curve": {}}')
     (folder / "taught" / "adapter").mkdir(parents=True)

@@ -74,7 +74,7 @@ def test_a_judges_training_ends_with_its_verdict_and_page(tmp_path: Path) -> Non
     shown = CliRunner().invoke(cli.app, words)
     assert shown.exit_code == 0, shown.exception
     steps, verdict, _, done, following = shown.stdout.splitlines()[-5:]
-    assert steps == "steps: 1"
+    assert steps.startswith("evaluation, step 1 of 1")
     assert verdict.startswith("12 held-out pairs")
     assert done == f"done: {tmp_path / 'run/report.html'}"
     assert following.startswith("next: ")

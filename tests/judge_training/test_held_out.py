@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pacorl.cli.train import judge_lines
 from pacorl.judge_training.held_out import HeldOut
 from pacorl.report.compare import write_comparison
 from pacorl.report.page import write_report
@@ -61,13 +60,12 @@ def test_the_words_have_the_paired_difference(
     given = pairs(tmp_path, prompts=prompts)
     summary = evaluate(tmp_path, given, answers(given, right=before), answers(given, right=after, seed=1))
     line, *few = summary["verdict"]
-    assert [each for each in few if "too few" in each] == few
-    assert len(few) == (prompts < 8)
+    assert ["too few" in each for each in few] == [True] * (prompts < 8) + [False] * (after == 0.5)
+    assert summary["at_chance"] == (after == 0.5)
     assert line.startswith(f"{6 * prompts} held-out pairs of {prompts} prompts")
     assert "accuracy 0." in line
     assert words in line
     assert (" to " in line) == (prompts == 12)  # few prompts give no interval
-    assert judge_lines(tmp_path) == ["steps: 20", *summary["verdict"]]
     assert f'<div class="verdict"><p>{line}</p>' in write_report(tmp_path).read_text("utf-8").replace("&lt;", "<")
 
 

@@ -33,11 +33,11 @@ def write(folder: Path, *records: Any) -> None:
 
 
 def test_sharegpt_is_taken_word_for_word(folder: Path) -> None:
-    turns = [{"from": "human", "value": "<image>Red?"}, {"from": "gpt", "value": "No."}]
-    llama_factory = {"conversations": turns, "images": ["a.png"]}
+    turns = [{"from": "human", "value": "<image><image>Red?"}, {"from": "gpt", "value": "No."}]
+    llama_factory = {"conversations": turns, "images": ["a.png", "b.png"]}
     write(folder, sharegpt(), sharegpt("\n<image> then <image>: same?", "No", category="Story"), llama_factory)
     first, second, third = comparisons_from(f"{folder}:cot_train")
-    assert (third.question, third.consistent, len(third.images)) == ("Red?", False, 1)
+    assert (third.question, third.consistent, len(third.images)) == ("Red?", False, 2)
     assert (first.question, first.answer, first.consistent) == ("Same?", "Yes, both are red.", True)
     assert (first.reasons, first.category) == ("both are red.", "cot_train")
     assert first.images == (folder / "a.png", folder / "b.png")

@@ -60,7 +60,8 @@ def test_the_page_has_both_sides_of_everything_and_lies_beside_the_runs(runs: tu
     assert path == runs[1].parent / "compare-one-two.html"
     page = path.read_text("utf-8")
     texts = [" ".join(text.split()) for text in re.findall(r">([^<>]+)<", page)]
-    assert {"one and two", "Median change", "+0.250", "−0.500", "0.002", "adapter.rank", "Next"} <= set(texts)
+    assert {"one and two", "+0.250", "−0.500", "0.002", "adapter.rank", "Next"} <= set(texts)
+    assert "Rank 2 of 2, next to the median" in texts
     assert "in the other run: 2 of the images." in text_of(path)
     assert "<small>0.375 before training</small>" in page, "the mean of 0.25 and 0.5 of the shared prompts"
     assert not re.search(r"https?://|@import|url\(", page)
@@ -162,6 +163,7 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
     text = text_of(page)
     assert lines[0] in text
     assert text.count('class="sure"') == 1
+    assert "next to the median, training seed 3</a>" in text, "the images are of all seeds"
     assert text.count("<small>0.250 before training</small>") == 2
     assert re.findall(r'<td data-label="Seed \d">([^<]*)<', text)[:3] == ["+0.125", "+0.188", "+0.250"]
     assert '<th scope="row">lr</th>' in text
@@ -181,6 +183,10 @@ def test_settings_that_cannot_be_paired_are_refused(seeds: list[Path], tmp_path:
     twin = trained(tmp_path / "twin", seed=1, lr=0.1, value=0.5)
     nine = trained(tmp_path / "nine", seed=9, lr=0.2, value=0.5)
     cases = {"odd": [*seeds, odd], "1 settings": seeds[:3], "twin": [*seeds, twin], "1, 2 and 9": [*seeds[:2], nine]}
+    judge, policy = (write_metrics(tmp_path / name) for name in ("judge", "policy"))
+    (judge / "config.yaml").write_text("data: {train: [a.jsonl]}\n")
+    (policy / "config.yaml").write_text("objective: {name: grpo_clip}\n")
+    cases["train-reward and train-policy"] = [judge, policy]
     for named, runs in cases.items():
         with pytest.raises(ValueError, match=named):
             write_comparison(runs)

@@ -103,11 +103,16 @@ def check_card(card: int, *, dry_run: bool) -> None:
 
 
 def echo_page(run: Path) -> None:
-    """Write a finished run's page; print its path, and the command that comes next."""
+    """Write a finished run's page; print its measures before and after, its path, and the command that comes next."""
     from pacorl.report.folder import read_run
     from pacorl.report.page import next_command, write_report
+    from pacorl.report.results import verdict_of
 
-    echo(f"done: {write_report(run)}\n{pasteable(f'next: {next_command(read_run(run))}')}")
+    page, read = write_report(run), read_run(run)
+    following = next_command(read)
+    echo("\n".join([*verdict_of(read), f"done: {page}"]))
+    if following:
+        echo(pasteable(f"next: {following}"))
 
 
 def _echo_start(source: str) -> None:
@@ -254,17 +259,7 @@ def train_reward(
     folder = JudgeTrainer(run, resume=bool(resume)).train()
     # Of several processes the main one has written the summary.
     if destroy_process_group():
-        echo("\n".join(judge_lines(folder)))
         echo_page(folder)
-
-
-def judge_lines(folder: Path) -> list[str]:
-    """Summarize a judge's training on its held-out pairs."""
-    from pacorl.io.documents import read_object
-
-    summary = read_object(folder / "summary.json")
-    verdict = summary.get("verdict", ["no pairs were held out, so nothing says whether the judge has improved"])
-    return [f"steps: {summary['steps']}", *verdict]
 
 
 def quickstart(
@@ -305,13 +300,15 @@ def report(
     """
     from pacorl.io.files import check_made
     from pacorl.report.compare import write_comparison
+    from pacorl.report.folder import read_run
     from pacorl.report.page import write_report
+    from pacorl.report.results import verdict_of
 
     if len(runs) == 1:
         check_made(runs[0] / "report.html")
-        echo(write_report(runs[0]))
-        return
-    page, lines = write_comparison(runs)
+        page, lines = write_report(runs[0]), verdict_of(read_run(runs[0]))
+    else:
+        page, lines = write_comparison(runs)
     echo("\n".join([*lines, f"page: {page}"]))
 
 

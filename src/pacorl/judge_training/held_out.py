@@ -24,6 +24,10 @@ from pacorl.types import Comparison
 BEFORE, AFTER = SIDES = ("before", "after")
 DRAWS = 1000
 ACCURACY = "decision_accuracy"
+CHANCE = 0.5
+"""AUC of answers that do not depend on the pair."""
+MEMORISED = 0.2
+"""Accuracy on training pairs above that on held-out pairs from which a judge has memorised them."""
 
 
 class HeldOut:
@@ -62,12 +66,15 @@ class HeldOut:
             write_json(self.folder / f"{AFTER if step else BEFORE}.json", answers)
         return decision_metrics(np.array(straight), self.label_N, swapped_N=np.array(swapped, dtype=float))
 
-    def summary(self) -> JsonObject:
+    def summary(self, *, trained: float = 0.0) -> JsonObject:
         """Summarise the answers before and after training.
+
+        Args:
+            trained: accuracy on the last training pairs.
 
         Returns:
             Counts and digest of the pairs, `before`, `after` and their paired `difference` by metric with intervals,
-            and `verdict`, the measured in words.
+            `verdict`, the measured in words, and whether the answers may be chance.
         """
         before, after = (self._intervals(side) for side in SIDES)
         changes = {name: difference(before[name], after[name]) for name in after if before}
@@ -82,7 +89,17 @@ class HeldOut:
         verdict = [f"{line}."]
         if pairs < FEWEST or groups < FEWEST_FOR_INTERVAL:
             verdict.append(f"Fewer than {FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts are too few for a conclusion.")
+        auc = after.get("auc")
+        at_chance = auc is not None and (auc.mean if auc.low is None else auc.low) <= CHANCE
+        if auc and at_chance:
+            verdict.append(f"AUC {auc.mean:.3f} may be chance, which has 0.5; train on more pairs, or on clearer ones.")
+        if after and trained - after[ACCURACY].mean > MEMORISED:
+            verdict.append(
+                f"Accuracy is {trained:.3f} on the last training pairs, which the judge has memorised; take fewer "
+                "epochs, or more pairs."
+            )
         return {
+            "at_chance": at_chance,
             "held_out_pairs": pairs,
             "held_out_digest": self.digest,
             BEFORE: _plain(before),

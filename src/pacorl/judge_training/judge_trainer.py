@@ -14,7 +14,7 @@ import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,10 @@ from pacorl.io.files import (
     replacing,
     weight_write_errors,
 )
+from pacorl.io.terminal import print_line
 from pacorl.judge.decision import save_decision
 from pacorl.judge_training.examples import ComparisonDataset, JudgeData, load_data
-from pacorl.judge_training.held_out import HeldOut
+from pacorl.judge_training.held_out import ACCURACY, HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import DIGESTS, WeightedLikelihoodTrainer, processes, training_arguments
 from pacorl.judge_training.tuning import load_model, merge_and_save, tune
@@ -59,6 +60,7 @@ FREE_KEYS = (
 """Config keys that a resumed run may change; not its length, which determines the learning rate's cosine."""
 UNUSED_FILES = ("training_args.bin", "README.md")
 """Further files by transformers and PEFT: a pickle, and an empty form (config.yaml contains more)."""
+NOTHING_HELD_OUT = "No pairs were held out, so nothing says whether the judge has improved."
 UNLOGGED = ("epoch", "runtime", "samples_per_second", "steps_per_second")
 
 
@@ -140,7 +142,8 @@ class JudgeTrainer:
             self._save(trainer, data.collator.processor)
             if processes().is_main_process:
                 summary = {"steps": trainer.state.global_step, "seed": self.config.seed}
-                write_json(self.config.out / "summary.json", summary | (held_out.summary() if evaluates else {}))
+                measured = held_out.summary(trained=keeper.accuracy) if evaluates else {"verdict": [NOTHING_HELD_OUT]}
+                write_json(self.config.out / "summary.json", summary | measured)
         finally:
             logbook.close()
         return self.config.out
@@ -230,6 +233,8 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         self.stopped = False
         self.bad_steps = 0
         self.failure = ""
+        self.accuracy = 0.0
+        """On the training pairs of the last line of the log."""
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -293,3 +298,10 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         # The epoch from the step, since the Trainer's own epoch is rounded.
         share = state.global_step / state.max_steps * state.num_train_epochs if state.max_steps else 0.0
         self.logbook.write(kind, epoch=math.floor(share + 1e-9), step=state.global_step, values=values)
+        if kind == "train":
+            self.accuracy = values.get(ACCURACY, 0.0)
+        # A terminal has the Trainer's bar.
+        if self.logbook.folder and args.disable_tqdm:
+            shown = [f"{name} {values[name]:.3f}" for name in ("loss", ACCURACY) if name in values]
+            with suppress(OSError):  # a pipe whose reader is gone must not end a run
+                print_line("  ".join([f"{kind}, step {state.global_step} of {state.max_steps}", *shown]))

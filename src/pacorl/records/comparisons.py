@@ -103,6 +103,8 @@ def _located(source: str) -> tuple[Path, Path, str]:
     if path.suffix.lower() == ".jsonl":
         return _there(path), path.parent, ""
     folder_name, _, name = source.rpartition(":")
+    if not name or not folder_name:
+        _there(path)
     if path.exists() or not name or not folder_name:
         raise ValueError(f"{source} has another form; give {SOURCES}")
     folder = Path(folder_name)
@@ -139,7 +141,7 @@ class Turn(BaseModel):
 class ComparisonRecord(BaseModel):
     """A comparison, as fields or as a conversation of the sharegpt form."""
 
-    images: Annotated[list[Name], Field(min_length=1)]
+    images: Annotated[list[Name], Field(min_length=2)]
     messages: tuple[Turn, Turn] | None = Field(None, validation_alias=AliasChoices("messages", "conversations"))
     """A question about the images, and its answer."""
     question: Spoken = ""

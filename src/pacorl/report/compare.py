@@ -19,7 +19,7 @@ from pacorl.io.files import check_made, write_atomic
 from pacorl.report.figures import MINUS, change, interval_text, label
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.page import gallery, match, next_command, story
+from pacorl.report.page import Set, by_change, gallery, match, next_command, story
 from pacorl.report.results import PLACES, Result, alarms, compared, interval_note, pair_up, paired, summarised
 
 NOT_COMPARED = {"out", "seed"}
@@ -43,10 +43,13 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     Returns the page's path, and a line for each measure.
 
     Raises:
-        ValueError: a folder is no run's, a file in it cannot be understood, the configs do not form two settings,
-            or no seed has a run of both.
+        ValueError: a folder is no run's, a file in it cannot be understood, the runs are of several kinds, the configs
+            do not form two settings, or no seed has a run of both.
     """
     runs = [read_run(folder) for folder in folders]
+    kinds = dict.fromkeys(filter(None, (run.command for run in runs)))
+    if len(kinds) > 1:
+        raise ValueError(f"the runs are of {' and '.join(kinds)}, and share no measure; name runs of one command")
     # Two runs are compared as they are. More runs form two settings, paired by seed.
     sides = [{"": run} for run in runs] if len(runs) == 2 else settings_of(runs)
     firsts = [next(iter(side.values())) for side in sides]
@@ -60,9 +63,13 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     unit = "training seeds" if len(pairs) > 1 else "prompts and seeds of noise"
     is_judge = "held_out_pairs" in runs[0].summary
 
-    # The gallery: the images of the first seed, by their change.
-    seed, shown = next(iter(pairs.items()))
-    matched, unmatched = match(*map(newest, shown))
+    # The gallery: the images of all seeds, by their change.
+    matched: list[Set] = []
+    unmatched = 0
+    for seed, shown in pairs.items():
+        of_seed, alone = match(*map(newest, shown))
+        matched += [replace(row, training_seed=seed) for row in of_seed]
+        unmatched += alone
     left_out = []
     if unmatched:
         left_out.append(f"Left out, for want of the same prompt in the other run: {unmatched} of the images.")
@@ -77,9 +84,8 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "note": NO_PAIRS_NOTE if is_judge and len(pairs) == 1 else interval_note(unit),
         "results": rows,
         "seeds": list(pairs) if len(pairs) > 1 else [],
-        "epochs": tuple(run.last for run in shown),
+        "epochs": tuple(run.last for run in firsts),
         "bold": not unlike,
-        "gallery_seed": seed,
         "differences": differing_keys(*firsts),
         "alarms": [(run.path.name, alarms(run)) for run in used],
         "leaks": [(run.path.name, run.leaks) for run in used if run.leaks],
@@ -89,7 +95,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     path = firsts[1].path.resolve().parent / f"{file}.html"
     # Replace only an earlier comparison.
     check_made(path)
-    write_atomic(path, render("compare.html", **contents, **gallery(matched, names=names)))
+    write_atomic(path, render("compare.html", **contents, **gallery(by_change(matched), names=names)))
     return path, [*[f"warning: {line}" for line in unlike], *lines, *left_out]
 
 

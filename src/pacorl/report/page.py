@@ -122,6 +122,8 @@ def next_command(run: RunFolder) -> str:
         return f"pacorl {run.command} {character}{folder}/config.yaml --resume auto"
     if run.command == "train-reward":
         judge = "merged" if (run.path / "merged").is_dir() else "adapter"
+        if run.summary.get("at_chance"):
+            return ""
         data = shlex.quote(settings.get("data.evaluation.0", "PAIRS"))  # never the training pairs
         return f"pacorl calibrate {folder}/{judge} {data}"
     request = "--image IMAGE --instruction TEXT" if run.is_editor else "--prompt TEXT"
@@ -150,6 +152,8 @@ class Set:
     after: Sample | None
     """None while there has been one evaluation only."""
     measure: str = CONSISTENCY
+    training_seed: str = ""
+    """Seed of the two runs in a comparison of several."""
     rank: str = ""
     """Words for its rank among all sets, if the page shows it."""
     sides: tuple[Side, ...] = ()
@@ -167,7 +171,7 @@ class Set:
     @property
     def id(self) -> str:
         """Id of its element on the page."""
-        return f"set-{self.before.prompt_id}-{self.before.seed}"
+        return "-".join(["set", str(self.before.prompt_id), str(self.before.seed), *filter(None, [self.training_seed])])
 
     @property
     def panels(self) -> tuple[str, ...]:
@@ -204,14 +208,18 @@ def match(first: Sequence[Sample], last: Sequence[Sample] | None) -> tuple[list[
 
     last = [sample for sample in last if sample.image.is_file()]
     sets = [Set(before, after, measure) for before, after in pair_up(first, last)]
-    sets.sort(key=lambda row: float("inf") if row.change is None else -row.change)  # stable: then by prompt
-    return sets, len(first) + len(last) - 2 * len(sets)
+    return by_change(sets), len(first) + len(last) - 2 * len(sets)
+
+
+def by_change(sets: Sequence[Set]) -> list[Set]:
+    """Sort sets, the largest change first, and sets without one last; equal ones keep their order."""
+    return sorted(sets, key=lambda row: float("inf") if row.change is None else -row.change)
 
 
 def gallery(sets: Sequence[Set], *, names: Sequence[str] = ("Before", "After")) -> dict[str, Any]:
     """Choose at most SHOWN of the sorted sets at evenly spread ranks, and encode their images.
 
-    `lead` is the set of the median change: a page is not to open on its best.
+    `lead` is the set of the median change, or one of the two next to it: a page is not to open on its best.
 
     Args:
         names: of the sides on the page.
@@ -231,7 +239,11 @@ def gallery(sets: Sequence[Set], *, names: Sequence[str] = ("Before", "After")) 
                 sides.append(Side(name, sample, show(open_image(sample.image)), sample.value(row.measure)))
         rank = f"Image {index + 1} of {len(sets)}"
         if index < len(changes):
-            rank = "Median change" if index == median else f"Rank {index + 1} of {len(changes)}"
+            rank = f"Rank {index + 1} of {len(changes)}"
+            if index == median:
+                rank = "Median change" if len(changes) % 2 else f"{rank}, next to the median"
+        if row.training_seed:
+            rank += f", training seed {row.training_seed}"
         shown[index] = replace(row, rank=rank, sides=tuple(sides))
     return {
         "measure": MEASURES[sets[0].measure if sets else CONSISTENCY],

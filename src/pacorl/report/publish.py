@@ -13,7 +13,7 @@ from pacorl.io.files import write_atomic
 from pacorl.models.policies import POLICIES
 from pacorl.report.figures import interval_text
 from pacorl.report.folder import read_run
-from pacorl.report.results import rows_of
+from pacorl.report.results import change_text, rows_of
 from pacorl.types import TINY
 
 CARD = "README.md"
@@ -65,7 +65,7 @@ pipeline.load_lora_weights("OWNER/{{ name }}")
 | | before | after | difference |
 | --- | --- | --- | --- |
 {% for row in results -%}
-| {{ row.name }} | {{ text(row.before) }} | {{ text(row.after) }} | {{ text(row.difference, signed=True) }} |
+| {{ row.name }} | {{ text(row.before) }} | {{ text(row.after) }} | {{ change_text(row) }} |
 {% endfor %}
 {%- endif %}
 """
@@ -125,6 +125,7 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         is_tiny=base == TINY,
         results=rows_of(read),
         text=interval_text,
+        change_text=change_text,
     )
     write_atomic(folder / CARD, str(card))
     return folder

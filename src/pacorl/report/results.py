@@ -12,7 +12,7 @@ import numpy as np
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS, sign_meaning
 from pacorl.core.ranking import Interval, bootstrap, t_interval
-from pacorl.report.figures import MEANINGS, label
+from pacorl.report.figures import MEANINGS, amount, interval_text, label
 from pacorl.report.folder import Record, RunFolder, Sample, numbers
 
 Change = tuple[Interval, Interval, Interval]
@@ -101,6 +101,25 @@ def rows_of(run: RunFolder) -> list[Result]:
     if len(evaluations) < 2:
         return []
     return compared(pair_up(evaluations[0], evaluations[-1]))
+
+
+def verdict_of(run: RunFolder) -> list[str]:
+    """Return the summary's verdict, else a line for each measure before and after, with its difference."""
+    if run.summary.get("verdict"):
+        return list(map(str, run.summary["verdict"]))
+    lines = []
+    for row in rows_of(run):
+        if row.before and row.after:
+            lines.append(f"{label(row.name)}: {amount(row.before.mean)} → {amount(row.after.mean)}; {change_text(row)}")
+    return lines
+
+
+def change_text(row: Result) -> str:
+    """Format a difference as `+0.120 (0.080 to 0.160), n = 12`."""
+    text = interval_text(row.difference, signed=True)
+    if row.difference and row.difference.groups:
+        text += f", n = {row.difference.groups}"
+    return text
 
 
 def summarised(summary: Record) -> list[Result]:
