@@ -117,7 +117,9 @@ def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
     [
         ("epochs", "override 'epochs' is not of the form section.key=value"),
         ("=3", "override '=3' is not of the form section.key=value"),
-        ("epochs.first=3", "override 'epochs.first=3': epochs is not a section"),
+        ("epochs.first=3", "override 'epochs.first=3': the file has no such section"),
+        ("rewards.1.weight=3", "override 'rewards.1.weight=3': the file has no such section"),
+        ("rewards[0].weight=a", "override 'rewards[0].weight=a': rewards.0.weight: "),
         ("sampling.size=[64", "override 'sampling.size=[64': not valid YAML"),
         ("epochs = no", "override 'epochs = no': epochs: "),
         ("model.kind=no", "override 'model.kind=no': model: "),
@@ -125,7 +127,7 @@ def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
 )
 def test_a_bad_override(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        load(PolicyConfig, written(tmp_path, "epochs: 3\n"), [override])
+        load(PolicyConfig, written(tmp_path, "epochs: 3\nrewards: [{name: ocr}]\n"), [override])
 
 
 def test_another_name_leaves_the_keys_of_the_former(tmp_path: Path) -> None:

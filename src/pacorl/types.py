@@ -8,7 +8,7 @@ Legend for the letters that end a tensor's name, here and everywhere:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,6 +152,16 @@ class Prompt:
     def place(self) -> str:
         """Its file and line, or its id, for messages."""
         return self.origin or f"prompt {self.id}"
+
+
+MOST_NAMED = 10
+"""Prompts or lines of a file that a message lists."""
+
+
+def places(prompts: Sequence[Prompt]) -> str:
+    """List where prompts stand, the first MOST_NAMED and a count."""
+    more = f" and {len(prompts) - MOST_NAMED} more" if len(prompts) > MOST_NAMED else ""
+    return ", ".join([prompt.place for prompt in prompts[:MOST_NAMED]]) + more
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from PIL import Image
 from pacorl.core.grid import panel_texts, shared_text
 from pacorl.io.files import digest
 from pacorl.records import images
-from pacorl.records.compose import compose
+from pacorl.records.compose import compose, in_tiny_words
 from pacorl.records.prompts import load_prompts, save_prompts
 from pacorl.types import Character, Grid, Prompt, Size
 
@@ -70,7 +70,7 @@ def test_plain_text_is_one_prompt_a_line_without_marks_of_a_list(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = ["A cat, 3 x 4 cm.", "", SET, "1. Two images of one fox: it runs, it sleeps", "- a fox", '"Yes" in wood']
-    lines += ["1) It naps 2) it runs", "Two images of a fox"]
+    lines += ["1) It naps 2) it runs", "Two images of a fox", '"Two images of an owl: asleep, awake"']
     prompts = load_prompts(file_of(tmp_path, *lines, name="mine.txt"))
     assert [prompt.text for prompt in prompts[:2]] == ["A cat, 3 x 4 cm.", SET]
     assert [prompt.grid for prompt in prompts[:2]] == [Grid(1, 1), Grid(1, 2)]
@@ -78,7 +78,15 @@ def test_plain_text_is_one_prompt_a_line_without_marks_of_a_list(
     assert [prompt.text for prompt in prompts[3:5]] == ["a fox", '"Yes" in wood']
     assert prompts[5].panels == ("It naps", "it runs")
     assert f"{tmp_path / 'mine.txt'}:8: " in caplog.text
+    assert prompts[7].panels == ("an owl, asleep", "an owl, awake")
     assert prompts[2].origin == f"{tmp_path / 'mine.txt'}:4"
+
+
+def test_a_set_for_another_generator_is_composed_anew_for_the_tiny_one(tmp_path: Path) -> None:
+    scenes = "waving by a tree, jumping by a boat, standing by a lamp, waving by a flag"
+    path = file_of(tmp_path, f"Four pictures of a round hero in town: {scenes}", name="heroes.txt")
+    (other,), (tiny,) = load_prompts(path), load_prompts(path, model="tiny")
+    assert (other.text != tiny.text, in_tiny_words(other).text, in_tiny_words(tiny)) == (True, tiny.text, tiny)
 
 
 @pytest.mark.parametrize("grid", [Grid(2, 2), Grid(1, 3), Grid(1, 12)])
@@ -89,9 +97,11 @@ def test_a_composed_prompt_reads_back(grid: Grid) -> None:
     assert f"{grid} grid layout" in shared_text(prompt.text)
 
 
-@pytest.mark.parametrize("line", ["a fox --w 768 --s 28", "# my prompts", "// foxes", "a fox --n blurry"])
-def test_syntax_of_other_tools_is_refused_by_line(tmp_path: Path, line: str) -> None:
-    with pytest.raises(ValueError, match=r"mine\.txt:2: '(--[wn]|#|//)"):
+@pytest.mark.parametrize(
+    "line", ["a fox --w 768 --s 28", "# my prompts", "// foxes", "a fox --n blurry", "Two images:"]
+)
+def test_syntax_of_other_tools_and_a_list_on_further_lines_are_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ValueError, match=r"mine\.txt:2: '(--[wn]|#|//|Two)"):
         load_prompts(file_of(tmp_path, "a fox -- a small one, 3-4 cm", line, name="mine.txt"))
 
 

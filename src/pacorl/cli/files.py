@@ -45,10 +45,11 @@ def init(
     # Before the imports of a plan, which take seconds.
     check_new(path, fix="name another file")
     check_writable(path)
-    echo_errors(f"planning {model}, which takes up to a minute")
-    from pacorl.plan.init import write_config
+    from pacorl.plan.init import read_job, write_config
 
-    plan, steps = write_config(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
+    job = read_job(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
+    echo_errors(f"planning {model}, which takes up to a minute")
+    plan, steps = write_config(job)
     echo(plan)
     echo(pasteable("\n".join(steps)))
 
@@ -88,15 +89,17 @@ def data(
 def _split(source: str, out: Path, *, test: int, against: Sequence[str]) -> None:
     from pacorl.io.files import check_new
     from pacorl.records.leaks import split_prompts
-    from pacorl.records.prompts import load_prompts, save_prompts
+    from pacorl.records.prompts import kinds_of, load_prompts, save_prompts
 
     # Both files are new: an earlier split may be in use.
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
     keep_out = {name: load_prompts(name) for name in against}
-    train, held_out, leaks = split_prompts(load_prompts(source), test=test, keep_out=keep_out)
+    prompts = load_prompts(source)
+    train, held_out, leaks = split_prompts(prompts, test=test, keep_out=keep_out)
     for name, side in (("train", train), ("test", held_out)):
         save_prompts(side, out / f"{name}.jsonl")
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
+    echo(f"read as: {kinds_of(prompts)}")
 
 
 def _convert(source: Path) -> None:

@@ -8,6 +8,7 @@ fix.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -132,7 +133,7 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     except ConfigError as fault:
         # The overrides of the key that the fault begins with, or of a key within it; else the file.
         key = str(fault).partition(":")[0]
-        blamed = [each for each in overrides if _overlap(key, each.partition("=")[0].strip())]
+        blamed = [each for each in overrides if _overlap(key, _key_of(each))]
         origin = f"override {' '.join(blamed)!r}: " if blamed else f"{path}: "
         raise ConfigError(f"{origin if path else ''}{fault}") from None
 
@@ -182,22 +183,36 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return document
 
 
+def _key_of(override: str) -> str:
+    """Return the dotted key of an override; `rewards[0].weight` is `rewards.0.weight`."""
+    return re.sub(r"\[(\d+)\]", r".\1", override.partition("=")[0].strip())
+
+
 def _apply(document: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    key = key.strip()
+    _, equals, text = override.partition("=")
+    key = _key_of(override)
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
     value = parse_yaml(text, name=f"override {override!r}")
-    # Sections that the file leaves out are created.
     *sections, last = key.split(".")
+    target: Any = document
     for section in sections:
-        document = document.setdefault(section, {})
-        if not isinstance(document, dict):
-            raise ConfigError(f"override {override!r}: {section} is not a section")
+        if isinstance(target, dict) and not section.isdigit():
+            # Sections that the file leaves out are created.
+            target = target.setdefault(section, {})
+        elif isinstance(target, list) and section.isdigit() and int(section) < len(target):
+            target = target[int(section)]
+        else:
+            target = None
+    if not isinstance(target, dict):
+        raise ConfigError(
+            f"override {override!r}: the file has no such section; an entry of its lists is LIST.NUMBER.KEY, from 0, "
+            "as rewards.0.weight=2, and other lists are given whole, as rewards=[{name: …}]"
+        )
     # The file's other keys belong to the former entry. The new entry lacks them or gives them another meaning.
-    if sections and last == NAME and document.get(NAME) != value:
-        document.clear()
-    document[last] = value
+    if sections and last == NAME and target.get(NAME) != value:
+        target.clear()
+    target[last] = value
 
 
 # --- faults ----------------------------------------------------------------------------------------------------

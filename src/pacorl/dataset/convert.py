@@ -43,6 +43,11 @@ def convert(source: Path) -> list[Path]:
     if source.suffix == ".json":
         rows = read_records(source, partial(_sharegpt_4o, folder=source.parent))
         files = {source.with_suffix(".jsonl"): rows}
+    elif source.is_file() and source.suffix != ".parquet":
+        raise ValueError(
+            f"{source} is neither parquet nor a JSON of ShareGPT-4o-Image; prompts of your own are a .txt of one "
+            "sentence a line or a .jsonl of records, and are split by --test N"
+        )
     else:
         folder = source if source.is_dir() else source.parent
         rows = []

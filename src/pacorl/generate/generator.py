@@ -22,7 +22,7 @@ from pacorl.models.adapters import adapter_names, load_lora
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, kind_of, model_section
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import NO_ADAPTER
-from pacorl.records.compose import prompt_from
+from pacorl.records.compose import in_tiny_words, prompt_from
 from pacorl.runtime.turns import Turns
 from pacorl.types import TINY, Prompt, Size
 
@@ -199,7 +199,7 @@ class Generator:
         return prompt.size or SIZE
 
     def prompts_of(self, prompts: Prompts) -> list[Prompt]:
-        """Convert one or several prompts or strings to a list of prompts.
+        """Convert one or several prompts or strings to a list of prompts, for the tiny generator in its own words.
 
         Raises:
             ValueError: A text's panels do not fit its layout, or contain a word unknown to the tiny generator.
@@ -211,7 +211,7 @@ class Generator:
         converted = []
         for number, prompt in enumerate(prompts):
             if isinstance(prompt, Prompt):
-                converted.append(prompt)
+                converted.append(in_tiny_words(prompt) if self._tiny else prompt)
             else:
                 converted.append(replace(prompt_from(self.model, theme=prompt), id=number))
         return converted

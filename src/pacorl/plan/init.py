@@ -25,11 +25,11 @@ from pacorl.io.files import check_new, write_atomic
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.plan.plan import CARD_MARGIN, Plan, kinds_of, plan_training, size_text
+from pacorl.plan.plan import CARD_MARGIN, Plan, plan_training, size_text
 from pacorl.plan.sources import rewards_of
 from pacorl.records.characters import find_character
 from pacorl.records.leaks import split_prompts
-from pacorl.records.prompts import load_prompts, save_prompts
+from pacorl.records.prompts import kinds_of, load_prompts, save_prompts
 from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
@@ -148,20 +148,16 @@ class Job(NamedTuple):
         return self.cards - self.is_served
 
 
-def write_config(
-    path: Path, *, prompts: str, model: str = "flux", card: str = "24", reward: str = "", references: str = ""
-) -> tuple[Plan, list[str]]:
+def write_config(job: Job) -> tuple[Plan, list[str]]:
     """Write a config, and its prompts into a folder next to it.
-
-    Same arguments as `pacorl init`; an empty reward selects the judge's.
 
     Returns:
         The plan, and lines with the commands that follow.
 
     Raises:
-        ValueError: Something does not fit together; the message names it and the fix. Nothing is written.
+        ValueError: The model fits no card of this size, and nothing is written.
     """
-    job = _read_job(path, model=model, prompts=prompts, card=card, reward=reward, references=references)
+    path = job.path
     check_new(job.folder, fix="name another file for the config")
     save_prompts(job.train, job.folder / "train.jsonl")
     save_prompts(job.held_out, job.folder / "test.jsonl")
@@ -187,8 +183,14 @@ def write_config(
     return plan, steps
 
 
-def _read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:
-    """Read prompts and references, and hold prompts out for the evaluation."""
+def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:
+    """Read prompts and references, and hold prompts out for the evaluation.
+
+    Same arguments as `pacorl init`; an empty reward selects the judge's.
+
+    Raises:
+        ValueError: Something does not fit together; the message names it and the fix.
+    """
     size = CARD.fullmatch(card)
     if not size:
         raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")

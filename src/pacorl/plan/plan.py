@@ -30,9 +30,9 @@ from pacorl.plan.hours import CARDS, CPU, Forwards, forwards_of, hours_of
 from pacorl.plan.judges import clip_scorer, judge_scorer, judging_flops
 from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
-from pacorl.records.panels import LIKE_A_SET
+from pacorl.records.prompts import kinds_of
 from pacorl.rewards.clip import ClipEncoder, ClipReward
-from pacorl.rewards.reward import RewardError, places, smoke_test
+from pacorl.rewards.reward import RewardError, smoke_test
 from pacorl.rewards.spec import UserReward
 from pacorl.types import TINY, Prompt, Size
 
@@ -353,27 +353,6 @@ def smaller_settings(config: LoraConfig, batches: Mapping[str, bool]) -> str:
         "model.gradient_checkpointing: true": not config.model.gradient_checkpointing,
     }
     return ", ".join([way for way, helps in ways.items() if helps]) or "smaller sizes, or a smaller model"
-
-
-def kinds_of(prompts: Sequence[Prompt]) -> str:
-    """Count prompts by how they were read, with the first of each kind: sets by their panels, single images, edits."""
-    kinds: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        kind = f"as sets of {prompt.grid.count} panels" if prompt.grid.count > 1 else "as one image"
-        kinds.setdefault("as edits" if prompt.sources else kind, []).append(prompt)
-    counts = []
-    for kind, (first, *others) in kinds.items():
-        text = " | ".join([first.theme or first.text, *first.panels])
-        counts.append(f"{len(others) + 1} {kind}, the first {first.place} {text[:80]!r}")
-    # A set whose number was not understood would train as one image, if its reward takes single images too.
-    alone = [p for p in kinds.get("as one image", ()) if len(kinds) > 1 or LIKE_A_SET.search(p.text)]
-    if alone:
-        alone.sort(key=lambda prompt: not LIKE_A_SET.search(prompt.text))
-        counts.append(
-            f"if a set is meant ({places(alone)}), begin with its number of pictures in English (four "
-            "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
-        )
-    return "; ".join(counts)
 
 
 def decided(config: PolicyConfig) -> PolicyConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import isqrt
 
@@ -92,6 +93,14 @@ def check_for(model: str, prompt: Prompt) -> Prompt:
         check_tiny_edit(prompt)
     elif model == TINY:
         check_tiny(prompt)
+    return prompt
+
+
+def in_tiny_words(prompt: Prompt) -> Prompt:
+    """Compose a set for the tiny generator if its text is another generator's; one with other words stays."""
+    if prompt.panels and "-PANEL" in prompt.text:
+        with suppress(ValueError):
+            return replace(prompt, text=tiny_prompt(prompt.theme, prompt.panels, prompt.grid).text)
     return prompt
 
 

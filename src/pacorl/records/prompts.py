@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -22,13 +22,12 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import JsonObject, parse_object, text_lines, write_jsonl
 from pacorl.records.characters import in_turn
-from pacorl.records.compose import check_panel_count, prompt_from
+from pacorl.records.compose import check_panel_count, in_tiny_words, prompt_from
 from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
 from pacorl.records.images import copied_images, images_beside
-from pacorl.records.panels import numbered_items, read_request
-from pacorl.tiny.words import tiny_prompt
+from pacorl.records.panels import LIKE_A_SET, numbered_items, read_request
 from pacorl.tiny.world import Split, set_prompts
-from pacorl.types import TINY, Character, Grid, Prompt, Size
+from pacorl.types import MOST_NAMED, TINY, Character, Grid, Prompt, Size, places
 
 Item = TypeVar("Item")
 
@@ -41,10 +40,10 @@ TINY_SOURCE = re.compile(r"tiny:(train|dev|test)(?::([1-9][0-9]*))?")
 TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
 FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
 """Syntax of other tools' files of prompts: a comment, or an option such as `--w 768`."""
-MOST_FAULTS = 10
-"""Lines of a file whose faults a message has."""
 MARKED = re.compile(r"^(?:\d{1,3}[.)]|[-*•–])\s+(?=\S)")
 """Mark of a list at the beginning of a line: a number, or a bullet."""
+ALL_QUOTED = re.compile(r"[\"“]([^\"“”]+)[\"”]")
+"""A line in quotation marks, as tables write it."""
 
 
 class ShownCharacter(BaseModel):
@@ -98,7 +97,7 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in (".jsonl", ".txt"):
-        raise ValueError(f"{path}: give {SOURCES}; `pacorl data FILE` converts a published collection")
+        raise ValueError(f"{path}: give {SOURCES}; `pacorl data FILE` converts published collections in parquet")
 
     # One prompt per line.
     prompts: list[Prompt] = []
@@ -114,8 +113,8 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
         except ValueError as fault:
             faults.append(f"{origin}: {fault}")
     if faults:
-        more = [f"and {len(faults) - MOST_FAULTS} more lines"] if len(faults) > MOST_FAULTS else []
-        raise ValueError("\n".join([*faults[:MOST_FAULTS], *more]))
+        more = [f"and {len(faults) - MOST_NAMED} more lines"] if len(faults) > MOST_NAMED else []
+        raise ValueError("\n".join([*faults[:MOST_NAMED], *more]))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return evenly_spread(prompts, limit)
@@ -128,13 +127,17 @@ def sentence_prompt(text: str, *, model: str = "", origin: str = "") -> Prompt:
     """Read a line of text: a whole prompt, a request for a set in one sentence, or one image.
 
     Raises:
-        ValueError: it has a comment or an option of another tool, or its panels do not fit.
+        ValueError: it has a comment or an option of another tool, its list is on further lines, or its panels do not
+            fit.
     """
     foreign = FOREIGN.search(text)
     if foreign:
         raise ValueError(f"{foreign[0][:40]!r} is a comment or option of another tool, and would be drawn; delete it")
+    if text.endswith(":"):
+        raise ValueError(f"{text[-40:]!r} begins a list; write it on the same line: four images of a cat: asleep, …")
     if not numbered_items(text)[1]:
         text = MARKED.sub("", text)
+    text = ALL_QUOTED.sub(r"\1", text) if ALL_QUOTED.fullmatch(text) else text
     # The words of one image are checked by the generator that draws it.
     return prompt_from(model if read_request(text) else "", theme=text, origin=origin)
 
@@ -172,10 +175,8 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
         grid = parse_layout(line.layout or line.prompt) if has_layout else Grid(1, 1)
         check_panel_count(grid, panels)
         prompt = Prompt(0, line.prompt, line.theme, grid, panels, line.criteria)
-        if model == TINY:
-            # A text for another generator, as `pacorl data FILE --test` writes it. Other words are warned of later.
-            with suppress(ValueError):
-                prompt = replace(tiny_prompt(line.theme, panels, grid), criteria=line.criteria)
+        # Other words are warned of later.
+        prompt = in_tiny_words(prompt) if model == TINY else prompt
     elif line.theme and panels:
         layout = parse_layout(line.layout) if line.layout else None
         prompt = prompt_from(model, theme=line.theme, panels=panels, grid=layout, criteria=line.criteria)
@@ -187,6 +188,32 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
     if not (line.height and line.width):
         raise ValueError("'height' or 'width' is missing; give both sides, or neither")
     return replace(prompt, size=Size(line.height, line.width))
+
+
+# --- how prompts were read ---------------------------------------------------------------------------------------
+
+
+def kinds_of(prompts: Sequence[Prompt]) -> str:
+    """Count prompts by how they were read, with the first of each kind: sets by their panels, single images, edits."""
+    kinds: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        kind = f"as sets of {prompt.grid.count} panels" if prompt.grid.count > 1 else "as one image"
+        kinds.setdefault("as edits" if prompt.sources else kind, []).append(prompt)
+    counts = []
+    for kind, (first, *others) in kinds.items():
+        # A panel repeats the theme, for generators of separate images.
+        panels = [shorten(panel.removeprefix(f"{first.theme}, "), 40, placeholder=" …") for panel in first.panels]
+        text = shorten(first.theme or first.text, 80, placeholder=" …")
+        counts.append(f"{len(others) + 1} {kind}, the first {first.place} {' | '.join([text, *panels])!r}")
+    # A set whose number was not understood would train as one image, if its reward takes single images too.
+    alone = [p for p in kinds.get("as one image", ()) if len(kinds) > 1 or LIKE_A_SET.search(p.text)]
+    if alone:
+        alone.sort(key=lambda prompt: not LIKE_A_SET.search(prompt.text))
+        counts.append(
+            f"if a set is meant ({places(alone)}), begin with its number of pictures in English (four "
+            "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
+        )
+    return "; ".join(counts)
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

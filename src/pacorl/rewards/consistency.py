@@ -84,6 +84,8 @@ class Consistency(JudgedReward, PanelReward):
         self.partners = partners
 
     def check(self, prompts: Sequence[Prompt]) -> None:
+        edits = [prompt for prompt in prompts if prompt.sources]
+        refuse(edits, "is an edit, and consistency compares panels of sets; edits and sets need a run each")
         refuse(
             [prompt for prompt in prompts if prompt.grid.count < 2],
             "is one image, and consistency needs two panels; begin with their number in English (four images of a fox: "
@@ -221,7 +223,8 @@ class EditConsistency(JudgedReward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         refuse(
             [prompt for prompt in prompts if len(prompt.sources) != 1],
-            "is no edit of one image, and edit_consistency compares it with that; give records of {image, instruction}",
+            "is no edit of one image, and edit_consistency compares it with that; give records of {image, "
+            "instruction}, and sets a run of their own",
         )
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:

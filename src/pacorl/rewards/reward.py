@@ -14,14 +14,10 @@ from PIL.Image import Image, fromarray
 
 from pacorl.io.terminal import excerpt
 from pacorl.runtime.workers import CallTimeout, Workers, outcome_of
-from pacorl.types import Prompt, Size
+from pacorl.types import Prompt, Size, places
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
 """Prompts and images → one score per image, None if there is none."""
-
-
-MOST_NAMED = 10
-"""Prompts that a message lists."""
 
 
 class RewardError(ValueError):
@@ -204,12 +200,6 @@ def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
     """Raise RewardError if a prompt does not have one text per panel."""
     unlike = [prompt for prompt in prompts if len(prompt.panels) != prompt.grid.count]
     refuse(unlike, f"has no text for each panel, and {name} needs one; describe each behind its tag, or under 'panels'")
-
-
-def places(prompts: Sequence[Prompt]) -> str:
-    """List where prompts stand, the first MOST_NAMED and a count."""
-    more = f" and {len(prompts) - MOST_NAMED} more" if len(prompts) > MOST_NAMED else ""
-    return ", ".join([prompt.place for prompt in prompts[:MOST_NAMED]]) + more
 
 
 def named(prompts: Sequence[Prompt]) -> str:
