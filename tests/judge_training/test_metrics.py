@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from pacorl.judge_training.loop import LossSums, auc, order_gap, processes, read_answers
+from pacorl.judge_training.loop import LossSums, auc, processes, read_answers
 
 
 def test_auc_is_scikit_learns_ties_included() -> None:
@@ -20,11 +20,6 @@ def test_auc_is_scikit_learns_ties_included() -> None:
         y[:2] = True, False
         assert auc(p, y) == pytest.approx(roc_auc_score(y, p), abs=1e-12)
     assert math.isnan(auc(np.array([0.1, 0.9]), np.array([True, True])))
-
-
-def test_order_gap_passes_over_single_images() -> None:
-    assert order_gap(np.array([0.2, 0.9, 0.4]), np.array([0.5, np.nan, 0.3])) == pytest.approx(0.2)
-    assert math.isnan(order_gap(np.array([0.2]), np.array([np.nan])))
 
 
 class Scripted:

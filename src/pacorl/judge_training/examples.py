@@ -55,12 +55,9 @@ class ComparisonDataset(Dataset[LoadedComparison]):
 
 
 def in_both_orders(comparisons: Sequence[Comparison]) -> ComparisonDataset:
-    """Build the evaluation set: each comparison, then each pair once more with its images exchanged."""
-    rows = list(comparisons)
-    for comparison in comparisons:
-        if len(comparison.images) == 2:
-            rows.append(replace(comparison, images=comparison.images[::-1]))
-    return ComparisonDataset(rows)
+    """Build the evaluation set: each pair, then each once more with its images exchanged."""
+    swapped = [replace(comparison, images=comparison.images[::-1]) for comparison in comparisons]
+    return ComparisonDataset([*comparisons, *swapped])
 
 
 class Collator:

@@ -54,17 +54,12 @@ class HeldOut:
     def measure(self, p_yes: Mapping[int, float], step: int) -> dict[str, float]:
         """Compute the metrics of an evaluation from P(Yes) by row of `rows`, and write the answers."""
         count = len(self.comparisons)
-        straight = [p_yes[row] for row in range(count)]
-        swapped: list[float | None] = [None] * count
         # Rows with exchanged images come last, in the same order.
-        pairs = [index for index, comparison in enumerate(self.comparisons) if len(comparison.images) == 2]
-        for row, index in enumerate(pairs, start=count):
-            swapped[index] = p_yes[row]
-
+        straight, swapped = ([p_yes[start + row] for row in range(count)] for start in (0, count))
         if processes().is_main_process:
             answers = {"step": step, "pairs": self.digest, "p_yes": straight, "swapped": swapped}
             write_json(self.folder / f"{AFTER if step else BEFORE}.json", answers)
-        return decision_metrics(np.array(straight), self.label_N, swapped_N=np.array(swapped, dtype=float))
+        return decision_metrics(np.array(straight), self.label_N, swapped_N=np.array(swapped))
 
     def summary(self, *, trained: float = 0.0) -> JsonObject:
         """Summarise the answers before and after training.
@@ -114,8 +109,8 @@ class HeldOut:
         answers = read_object(path) if path.is_file() else {}
         if answers.get("pairs") != self.digest:
             return {}
-        p_N = np.array(answers["p_yes"], dtype=float)
-        swapped_N = np.array(answers["swapped"], dtype=float)
+        p_N = np.array(answers["p_yes"])
+        swapped_N = np.array(answers["swapped"])
 
         def metrics(rows: Any) -> dict[str, float]:
             return decision_metrics(p_N[rows], self.label_N[rows], swapped_N=swapped_N[rows])

@@ -14,7 +14,7 @@ import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,13 @@ from pacorl.io.files import (
     replacing,
     weight_write_errors,
 )
-from pacorl.io.terminal import print_line
 from pacorl.judge.decision import save_decision
 from pacorl.judge_training.examples import ComparisonDataset, JudgeData, load_data
 from pacorl.judge_training.held_out import ACCURACY, HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import DIGESTS, WeightedLikelihoodTrainer, processes, training_arguments
 from pacorl.judge_training.tuning import load_model, merge_and_save, tune
-from pacorl.runtime.logbook import Logbook
+from pacorl.runtime.logbook import Logbook, Progress
 from pacorl.runtime.processes import MAX_BAD_STEPS, lost_ranks
 from pacorl.runtime.stopping import Interrupted, StopSignals
 
@@ -230,6 +229,7 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         self.logbook = logbook
         self.signals = signals
         self.evaluates = evaluates
+        self.progress = Progress(epochs=0, shown=logbook.folder is not None)
         self.stopped = False
         self.bad_steps = 0
         self.failure = ""
@@ -296,12 +296,11 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
             values.pop(name, None)
 
         # The epoch from the step, since the Trainer's own epoch is rounded.
-        share = state.global_step / state.max_steps * state.num_train_epochs if state.max_steps else 0.0
+        share = state.global_step / state.max_steps * state.num_train_epochs
         self.logbook.write(kind, epoch=math.floor(share + 1e-9), step=state.global_step, values=values)
+        accuracy = values.get(ACCURACY, 0.0)
         if kind == "train":
-            self.accuracy = values.get(ACCURACY, 0.0)
+            self.accuracy = accuracy
         # A terminal has the Trainer's bar.
-        if self.logbook.folder and args.disable_tqdm:
-            shown = [f"{name} {values[name]:.3f}" for name in ("loss", ACCURACY) if name in values]
-            with suppress(OSError):  # a pipe whose reader is gone must not end a run
-                print_line("  ".join([f"{kind}, step {state.global_step} of {state.max_steps}", *shown]))
+        if args.disable_tqdm:
+            self.progress.say(f"{kind}, step {state.global_step} of {state.max_steps}, accuracy {accuracy:.3f}")

@@ -250,17 +250,17 @@ def decision_metrics(p_yes_N: Values, consistent_N: Labels, *, swapped_N: Values
     """Measure a judge on N comparisons.
 
     Args:
-        swapped_N: P(Yes) with the images exchanged; NaN for a comparison of one image.
+        swapped_N: P(Yes) with the images exchanged.
 
     Returns:
-        Accuracy, AUC, calibration error and order gap; NaN if the data does not define one (an AUC without a No, an
-        order gap without pairs).
+        Accuracy, AUC (NaN without a Yes or a No), calibration error, and order gap, the mean |P(Yes | a, b) − P(Yes |
+        b, a)|.
     """
     return {
         "decision_accuracy": float(((p_yes_N > 0.5) == consistent_N).mean()),
         "auc": auc(p_yes_N, consistent_N),
         "ece": calibration_error(p_yes_N, consistent_N),
-        "order_gap": order_gap(p_yes_N, swapped_N),
+        "order_gap": float(np.abs(p_yes_N - swapped_N).mean()),
     }
 
 
@@ -274,11 +274,3 @@ def auc(p_yes: Values, consistent: Labels) -> float:
     _, value_index, count = np.unique(p_yes, return_inverse=True, return_counts=True)
     rank = np.cumsum(count) - (count - 1) / 2  # the mean rank of each value, from 1
     return float((rank[value_index][consistent].sum() - yes * (yes + 1) / 2) / (yes * no))
-
-
-def order_gap(p_yes: Values, swapped: Values) -> float:
-    """Average |P(Yes | a, b) − P(Yes | b, a)|; NaN if no comparison has two images."""
-    gaps = np.abs(p_yes - swapped)[~np.isnan(swapped)]
-    if not len(gaps):
-        return float("nan")
-    return float(gaps.mean())

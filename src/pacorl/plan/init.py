@@ -110,6 +110,17 @@ rewards:  # credit and clip range follow from them\
 {% endfor %}
 """
 
+TINY_TEMPLATE = """\
+extends: tiny  # for a CPU, and this world's words alone
+out: {{ out }}
+prompts: {train: {{ train }}, evaluation: {{ held_out }}}
+evaluation: {samples_per_prompt: {{ job.samples_per_prompt }}}
+{% if not job.asks_judge %}
+judge: none
+{% endif %}
+rewards: [{{ rewards|join(", ") }}]
+"""
+
 
 class Job(NamedTuple):
     """What is asked for."""
@@ -261,20 +272,13 @@ def _text(job: Job, memory: str) -> str:
         repr(path) for path in (f"runs/{job.path.stem}", f"{job.folder}/train.jsonl", f"{job.folder}/test.jsonl")
     )
     rewards = [json.dumps(reward, ensure_ascii=False) for reward in job.rewards]
-    if job.checkpoint == TINY:
-        lines = [f"extends: {TINY}  # for a CPU, and this world's words alone", f"out: {out}"]
-        lines.append(f"prompts: {{train: {train}, evaluation: {held_out}}}")
-        lines.append(f"evaluation: {{samples_per_prompt: {job.samples_per_prompt}}}")
-        lines.append(f"rewards: [{', '.join(rewards)}]")
-        if not job.asks_judge:
-            lines.append("judge: none")
-        return "\n".join([*lines, ""])
     most = MOST_PROMPTS
     if job.trainers > 1:
         most //= 2
     prompts = job.trainers * min(most, math.ceil(count / job.trainers))
     batch, batch_of_large = (4, 1) if memory == "normal" else (8, 4)
-    text = jinja2.Template(TEMPLATE, trim_blocks=True, keep_trailing_newline=True).render(
+    template = TINY_TEMPLATE if job.checkpoint == TINY else TEMPLATE
+    text = jinja2.Template(template, trim_blocks=True, keep_trailing_newline=True).render(
         job=job,
         out=out,
         epochs=min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts))),

@@ -141,7 +141,7 @@ class Turn(BaseModel):
 class ComparisonRecord(BaseModel):
     """A comparison, as fields or as a conversation of the sharegpt form."""
 
-    images: Annotated[list[Name], Field(min_length=2)]
+    images: Annotated[list[Name], Field(min_length=2, max_length=2)]
     messages: tuple[Turn, Turn] | None = Field(None, validation_alias=AliasChoices("messages", "conversations"))
     """A question about the images, and its answer."""
     question: Spoken = ""

@@ -16,11 +16,21 @@ from typing import Any
 
 from pacorl.core.ranking import Interval
 from pacorl.io.files import check_made, write_atomic
-from pacorl.report.figures import MINUS, change, interval_text, label
+from pacorl.report.figures import MINUS, change, label
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
 from pacorl.report.page import Set, by_change, gallery, match, next_command, story
-from pacorl.report.results import PLACES, Result, alarms, compared, interval_note, pair_up, paired, summarised
+from pacorl.report.results import (
+    PLACES,
+    Result,
+    alarms,
+    change_text,
+    compared,
+    interval_note,
+    pair_up,
+    paired,
+    summarised,
+)
 
 NOT_COMPARED = {"out", "seed"}
 MEASURES = re.compile(
@@ -243,17 +253,17 @@ def unequal(first: RunFolder, second: RunFolder) -> list[str]:
             f"{first.path.name} was evaluated after epoch {first.last} and {second.path.name} after {second.last}; "
             "compare evaluations after the same epoch."
         )
-    pairs = [tuple(run.summary.get(key) for key in ("held_out_pairs", "held_out_digest")) for run in (first, second)]
-    if pairs[0] != pairs[1] and (None, None) not in pairs:
+    digests = [run.summary.get("held_out_digest") for run in (first, second)]
+    if digests[0] != digests[1] and None not in digests:
         lines.append(f"{first.path.name} and {second.path.name} were evaluated on different held-out pairs.")
     return lines
 
 
 def _line(row: Result, names: tuple[str, str]) -> str:
     assert row.difference
-    text = f"{label(row.name)}, {names[1]} {MINUS} {names[0]}: {interval_text(row.difference, signed=True)}"
+    text = f"{label(row.name)}, {names[1]} {MINUS} {names[0]}: {change_text(row)}"
     if row.difference.groups:
-        text += f", n = {row.difference.groups} {'seeds' if row.by_seed else 'prompts of both'}"
+        text += " seeds" if row.by_seed else " prompts of both"
     if row.by_seed:
         text += f", {row.higher} ({', '.join(f'{seed}: {change(value)}' for seed, value in row.by_seed.items())})"
     return text

@@ -25,7 +25,7 @@ from pacorl.report.curves import charts
 from pacorl.report.figures import ShownImage, show
 from pacorl.report.folder import CONSISTENCY, REWARD, RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.results import JUDGE_NOTE, alarms, interval_note, is_monitored, pair_up, provenance, rows_of
+from pacorl.report.results import JUDGE_NOTE, alarms, interval_note, is_monitored, pair_up, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,6 @@ def write_report(run: Path) -> Path:
         "note": JUDGE_NOTE if "held_out_pairs" in read.summary else interval_note("prompts and seeds of noise"),
         "charts": charts(read),
         "config": read.config,
-        "provenance": provenance(read.summary),
         "epochs": sorted(read.samples),
         "unmatched": unmatched,
         "next": next_command(read),

@@ -1,4 +1,4 @@
-"""Numbers of a page: metrics before and after with paired intervals, alarms, provenance."""
+"""Numbers of a page: metrics before and after with paired intervals, alarms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -133,7 +132,7 @@ def summarised(summary: Record) -> list[Result]:
 def _intervals(summary: Record, key: str) -> dict[str, Interval]:
     """Read a section's entries, intervals or plain numbers; entries without a finite mean are left out."""
     intervals = {}
-    for name, entry in section(summary, key).items():
+    for name, entry in (summary.get(key) or {}).items():
         ends = numbers(entry if isinstance(entry, Mapping) else {"mean": entry})
         if "mean" in ends and name not in ("kind", "epoch", "step") and not name.startswith(SECONDS):
             groups = int(ends["groups"]) if "groups" in ends else None
@@ -159,20 +158,6 @@ def compared(pairs: Sequence[tuple[Sample, Sample]]) -> list[Result]:
             change = paired([first.prompt_id for first, _ in scored], before, after)
             rows.append(Result(name, *change, unscored=len(pairs) - len(scored)))
     return rows
-
-
-def provenance(summary: Record) -> list[tuple[str, str]]:
-    """Seed, config hash and versions."""
-    origin = [(label(key), str(summary[key])) for key in ("seed", "config_hash") if key in summary]
-    return origin + [(str(name), str(version)) for name, version in section(summary, "versions").items()]
-
-
-def section(summary: Record, key: str) -> Mapping[str, Any]:
-    """A section of the summary, empty if it is not there (or null)."""
-    entries = summary.get(key) or {}
-    if not isinstance(entries, Mapping):
-        raise ValueError(f"summary.json: {key!r} should be an object, it is a {type(entries).__name__}")
-    return entries
 
 
 # --- alarms ----------------------------------------------------------------------------------------------------------
