@@ -112,7 +112,7 @@ CSV = b"reference,candidates,theme\na.png,b.png | c.png = d.png,t\nb.png,a.png|c
 INSTANCE = {"id": "i", "group": "g", "reference": "a.png", "candidates": ["b.png", "c.png"], "must": [[0, 1]]}
 ANSWER = {"instance": "i", "annotator": "p", "group": "g", "reference": "a", "tiers": [["b", "d"], ["c"]]}
 ENTRY = {"file_name": "d.json", "formatting": "sharegpt"}
-TURNS = [{"role": "user", "content": "<image>q"}, {"role": "assistant", "content": "Yes. r"}]
+TURNS = [{"role": "user", "content": "<image><image>q"}, {"role": "assistant", "content": "Yes. r"}]
 SAMPLE = {"prompt_id": 1, "seed": 2, "image": "a.png", "grid": "1x2", "p_yes": [[None, 0.5]], "scores": {"a": 0.5}}
 FIGURE = {"a": {"mean": 0.5, "low": 0.4, "high": 0.6}}
 CARD = {"description": "a dentist", "keep": {"face": "round glasses", "hair": "black"}}
@@ -127,7 +127,7 @@ RUN = {
     "run/adapter/.keep": b"",
 }
 IMAGE = png_bytes(Image.new("RGB", (8, 8)), {})
-SHAREGPT = {"dataset_info.json": {"d": ENTRY}, "d.json": [{"messages": TURNS, "images": ["a.png"]}]}
+SHAREGPT = {"dataset_info.json": {"d": ENTRY}, "d.json": [{"messages": TURNS, "images": ["a.png", "a.png"]}]}
 
 
 def read_run_and_card(path: Path) -> object:
@@ -398,7 +398,10 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     *(("rankings.jsonl", {"candidates": value}, "a.png") for value in (["b.png", "a.png"], ["a.png"])),
     ("instances.jsonl", {"candidates": ["b.png"]}, "b.png"),
     *(("dataset_prompts.jsonl", {"idx": value}, "idx") for value in ("../x", None)),
-    *(("d.json", {"images": value}, word) for value, word in (("a.png", "images"), (["../a.png"], "../a.png"))),
+    *(
+        ("d.json", {"images": value}, word)
+        for value, word in (("a.png", "images"), (["../a.png", "a.png"], "../a.png"))
+    ),
     ("d.json", {"messages": [TURNS[0], {"role": "assistant", "content": "Yesterday."}]}, "Yesterday"),
     *(("d.json", {"messages": value}, "messages") for value in (TURNS[:1], [TURNS[0], {"role": "assistant"}], None)),
     ("d.json", {"messages": [{"role": "user", "content": "<image>q<|im_end|>"}, TURNS[1]]}, "<|im_end|>"),

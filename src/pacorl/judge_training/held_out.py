@@ -26,8 +26,8 @@ DRAWS = 1000
 ACCURACY = "decision_accuracy"
 CHANCE = 0.5
 """AUC of answers that do not depend on the pair."""
-MEMORISED = 0.2
-"""Accuracy on training pairs above that on held-out pairs from which a judge has memorised them."""
+LEARNT, MEMORISED = 0.9, 0.2
+"""Accuracy on training pairs, and its distance from that on held-out pairs, above which a judge has memorised them."""
 
 
 class HeldOut:
@@ -88,7 +88,7 @@ class HeldOut:
         at_chance = auc is not None and (auc.mean if auc.low is None else auc.low) <= CHANCE
         if auc and at_chance:
             verdict.append(f"AUC {auc.mean:.3f} may be chance, which has 0.5; train on more pairs, or on clearer ones.")
-        if after and trained - after[ACCURACY].mean > MEMORISED:
+        if after and trained > LEARNT and trained - after[ACCURACY].mean > MEMORISED:
             verdict.append(
                 f"Accuracy is {trained:.3f} on the last training pairs, which the judge has memorised; take fewer "
                 "epochs, or more pairs."

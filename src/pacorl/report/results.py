@@ -132,7 +132,10 @@ def summarised(summary: Record) -> list[Result]:
 def _intervals(summary: Record, key: str) -> dict[str, Interval]:
     """Read a section's entries, intervals or plain numbers; entries without a finite mean are left out."""
     intervals = {}
-    for name, entry in (summary.get(key) or {}).items():
+    entries = summary.get(key) or {}
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"summary.json: {key!r} should be an object, it is a {type(entries).__name__}")
+    for name, entry in entries.items():
         ends = numbers(entry if isinstance(entry, Mapping) else {"mean": entry})
         if "mean" in ends and name not in ("kind", "epoch", "step") and not name.startswith(SECONDS):
             groups = int(ends["groups"]) if "groups" in ends else None
