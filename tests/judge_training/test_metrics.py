@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from pacorl.judge_training.loop import LossSums, auc, processes, read_answers
+from pacorl.judge_training.loop import LossSums, auc, decision_metrics, processes, read_answers
 
 
 def test_auc_is_scikit_learns_ties_included() -> None:
@@ -20,6 +20,11 @@ def test_auc_is_scikit_learns_ties_included() -> None:
         y[:2] = True, False
         assert auc(p, y) == pytest.approx(roc_auc_score(y, p), abs=1e-12)
     assert math.isnan(auc(np.array([0.1, 0.9]), np.array([True, True])))
+
+
+def test_order_gaps_of_both_signs_add_up() -> None:
+    measured = decision_metrics(np.array([0.2, 0.4]), np.array([True, False]), swapped_N=np.array([0.5, 0.3]))
+    assert measured["order_gap"] == pytest.approx(0.2)
 
 
 class Scripted:
