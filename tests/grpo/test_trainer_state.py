@@ -199,6 +199,8 @@ class Closing:
     def explain(self, question: object) -> str:
         return ""
 
+    def wait_for_outages(self, seconds: float = 0.0) -> None: ...
+
     def close(self) -> None:
         self.closed = True
 
