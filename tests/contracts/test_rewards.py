@@ -26,7 +26,7 @@ from pacorl.types import Character, Prompt
 
 REQUIRED: dict[str, dict[str, Any]] = {"aesthetic": {"head": "head.pth"}}
 """Arguments without which a reward cannot be made."""
-STAND_INS = ("panel_clip_text", "aesthetic")
+STAND_INS = ("panel_clip_text", "aesthetic", "ocr")
 """Rewards that need weights or a package; `tests/rewards` checks their contract with a stand-in."""
 SET = world.set_prompts("dev", 1)[0]
 

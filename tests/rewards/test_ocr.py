@@ -1,21 +1,17 @@
-"""examples/ocr_reward.py: the reward of legible text, with stand-ins for its reader."""
+"""The reward of legible text, with stand-ins for its reader."""
 
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
-from runpy import run_path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from pacorl.rewards import ocr
+from pacorl.rewards.ocr import Ocr, edits_to_substring, quoted, share_read
 from pacorl.testing import check_reward
 from pacorl.types import Prompt
-
-EXAMPLE: dict[str, Any] = run_path(str(Path(__file__).parents[2] / "examples" / "ocr_reward.py"))
-Ocr, share_read = EXAMPLE["Ocr"], EXAMPLE["share_read"]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +26,7 @@ Ocr, share_read = EXAMPLE["Ocr"], EXAMPLE["share_read"]
     ],
 )
 def test_what_is_quoted(text: str, words: list[str]) -> None:
-    assert EXAMPLE["quoted"](text) == words
+    assert quoted(text) == words
 
 
 def test_edits_equal_a_brute_force() -> None:
@@ -38,7 +34,7 @@ def test_edits_equal_a_brute_force() -> None:
     for _ in range(60):
         target, text = ("".join(rng.choice(list("abc"), rng.integers(1, 6))) for _ in range(2))
         pieces = {text[a:b] for a, b in combinations(range(len(text) + 1), 2)} | {""}
-        assert EXAMPLE["edits_to_substring"](target, text) == min(levenshtein(target, piece) for piece in pieces)
+        assert edits_to_substring(target, text) == min(levenshtein(target, piece) for piece in pieces)
 
 
 def levenshtein(first: str, second: str) -> int:
@@ -61,16 +57,16 @@ def test_ocr_needs_quoted_text() -> None:
         Ocr().check([Prompt(id=4, text="a fox")])
 
 
-def test_ocr_scores_by_any_reader() -> None:
+def test_ocr_scores_by_any_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in that reads as many letters of a sign as the image is bright."""
 
     def read(image: Image.Image) -> str:
         return "OPEN NOW"[: int(np.asarray(image)[0, 0, 0]) // 30]
 
+    monkeypatch.setattr(ocr, "open_reader", lambda: read)
     images = [Image.new("RGB", (8, 8), (level, 0, 0)) for level in (60, 240, 0, 150)]
     prompts = [Prompt(id=number, text='Signs reading "OPEN NOW" and "NOW".') for number in range(4)]
     reward = Ocr()
-    reward.read = read
     expected = [(2 / 7 + 1 / 3) / 2, 1.0, 0.0, (4 / 7 + 1 / 3) / 2]  # "OP" has the O of NOW, and "OPEN" its N too
     assert reward(prompts, images) == pytest.approx(expected)
     check_reward(reward, prompts, images)
