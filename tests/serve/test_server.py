@@ -95,6 +95,7 @@ def test_the_server_agrees_with_the_judge_it_serves(url: str, local_judge: Local
     assert [verdict.p_yes for verdict in served[:-1]] == pytest.approx([each.p_yes for each in local], abs=1e-6)
     assert served[-1].error == local_judge.verdicts([CONTROL_TOKEN])[0].error != ""
     assert words == local_judge.explain(QUESTIONS[0])
+    assert 'pacorl_request_seconds_count{path="/v1/chat/completions",status="200"}' in ask(f"{url}/metrics")[1]
 
 
 def test_the_likeliest_tokens_come_first_and_then_all_spellings_of_yes_and_no(url: str) -> None:
@@ -220,7 +221,7 @@ def test_a_key_is_asked_for_but_by_health(local_judge: LocalJudge, monkeypatch: 
     monkeypatch.setenv("RIGHT", "secret")
     with serving({"judge": local_judge}, api_key="secret") as url:
         assert ask(f"{url}/health")[0] == 200
-        for page in ("/v1/models", "/openapi.json"):
+        for page in ("/v1/models", "/metrics", "/openapi.json"):
             assert ask(f"{url}{page}")[0] == 401
             assert ask(f"{url}{page}", Authorization="Bearer wrong")[0] == 401
             assert ask(f"{url}{page}", Authorization="bearer secret")[0] == 200

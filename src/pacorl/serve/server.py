@@ -17,9 +17,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -194,10 +195,12 @@ def data_of(url: str, *, name: str) -> bytes:
 # --- the application -------------------------------------------------------------------------------------------
 
 
-def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  # noqa: C901 - a list of routes
+def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  # noqa: C901, PLR0915 - a list of routes
     """Build the server's application for one judge; `api_key` is the callers' key, empty for none."""
     served = ServedJudge(name, judge)
     about = PacoReward(judge, name=name).about
+    registry = CollectorRegistry()
+    seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], registry=registry)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -212,11 +215,20 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  
             fault = "got another one" if sent else "got none"
             raise RefusedError(f"this server needs its key and {fault}; `Authorization: Bearer KEY` has it", status=401)
 
+    async def measured(request: Request, proceed: Callable[[Request], Any]) -> Response:
+        start = time.perf_counter()
+        response: Response = await proceed(request)
+        path = getattr(request.scope.get("route"), "path", "other")
+        seconds.labels(path, str(response.status_code)).observe(time.perf_counter() - start)
+        return response
+
     faults: list[type[Exception]] = [HTTPException, ImageError, ControlError, RequestValidationError, Exception]
     handlers: dict[Any, Any] = dict.fromkeys(faults, lambda _, fault: error_of(fault))
     app = FastAPI(title="pacorl judge", lifespan=lifespan, exception_handlers=handlers, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, answer=error_of, admit=admit, is_upload=UPLOADS.__contains__, upload_bytes=BODY_BYTES)
+    app.middleware("http")(measured)
     app.get(HEALTH)(lambda: {"status": "ok"})
+    app.get("/metrics")(lambda: Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST))
     app.get("/v1/models")(lambda: {"object": "list", "data": [{"id": name, "object": "model", **about}]})
 
     @app.post("/v1/chat/completions")
