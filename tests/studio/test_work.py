@@ -175,10 +175,10 @@ def test_a_model_is_chosen_with_the_form_that_fits_and_its_judge_and_stays_after
     model = tmp_path / "FLUX.1-dev"
     model.mkdir()
     (model / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    memory_for = Mock(return_value="low")
-    monkeypatch.setattr("pacorl.studio.work.memory_for", memory_for)
+    fit_of = Mock(return_value=("low", "runs here"))
+    monkeypatch.setattr("pacorl.studio.work.fit_of", fit_of)
     studio = Studio(tmp_path / "studio")
-    assert "`hf download somebody/else" in finished(studio, studio.use, "somebody/else")
+    assert "not on this machine" in finished(studio, studio.use, "somebody/else")
     assert finished(studio, studio.use, str(model)) == ""
     with pytest.raises(ValueError, match="changes no pictures"):
         studio.edits("smile", [])
@@ -188,9 +188,27 @@ def test_a_model_is_chosen_with_the_form_that_fits_and_its_judge_and_stays_after
     assert (again.names.model, again.names.memory, again.names.judge) == (str(model), "low", JUDGE)
     assert finished(again, again.use, TINY) == ""
     assert again.names.judge == TINY
-    memory_for.side_effect = ValueError("does not fit")
-    assert finished(again, again.use, TINY) == "does not fit"
+    fit_of.side_effect = ValueError("does not fit")
+    monkeypatch.setattr("pacorl.studio.work.start_python", Mock(side_effect=AssertionError))
+    for act in ((again.use, TINY), (again.download, "somebody/else", "")):
+        assert finished(again, *act) == "does not fit"
     again.close()
+
+
+def test_a_token_is_no_argument_of_a_download(tmp_path, monkeypatch):
+    started = []
+
+    def start(*command, env, **pipes):
+        started.append((command, env["HF_TOKEN"]))
+        return start_python("-c", "import sys; sys.exit('no such model')", env=env, **pipes)
+
+    monkeypatch.setattr("pacorl.studio.work.start_python", start)
+    studio = Studio(tmp_path / "studio")
+    assert finished(studio, studio.download, JUDGE, "hf_secret") == "no such model"
+    ((command, token),) = started
+    assert (token, JUDGE in command) == ("hf_secret", True)
+    assert "hf_secret" not in str(command)
+    studio.close()
 
 
 @pytest.mark.slow

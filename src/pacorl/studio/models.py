@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pacorl.config.options import MEMORY, StudioModels
 from pacorl.io.hub import OF_PIPELINE, PIPELINE, download_command, local_file
@@ -19,6 +19,8 @@ PRACTICE_ONLY = (
     "The practice model and the practice judge know only a small world of drawn heroes. What they make of pictures of "
     "your own, and their numbers for them, mean nothing: choose another model at the top for those."
 )
+PACE = {"normal": "", "low": ", slower", "lowest": ", slowly"}
+"""`memory` → its cost in speed, in words."""
 
 
 def offers() -> dict[str, str]:
@@ -35,17 +37,18 @@ def is_here(name: str) -> bool:
     return name == TINY or Path(name).is_file() or local_file(name, index) is not None
 
 
-def download(name: str) -> str:
-    """Return the command that fetches a model of the hub."""
-    return download_command(name, *(() if name == JUDGE else OF_PIPELINE))
+def download(name: str) -> list[str]:
+    """Return arguments of Python that fetch a model into the hub's cache, or go on with it."""
+    files = () if name == JUDGE else OF_PIPELINE
+    return ["-m", "huggingface_hub.cli.hf", *shlex.split(download_command(name, *files))[1:]]
 
 
 @cache
-def memory_for(model: str) -> Any:
+def fit_of(model: str) -> tuple[str, str]:
     """Plan a generator together with its judge on this machine, which takes half a minute.
 
     Returns:
-        The first form of `memory` that fits, from the fastest to the smallest one.
+        The first form of `memory` that fits, and a line for a person.
 
     Raises:
         ValueError: none fits.
@@ -53,17 +56,18 @@ def memory_for(model: str) -> Any:
     from pacorl.plan.plan import plan_generation
 
     spec = POLICIES.named(kind_of(model))
+    needs = ""
+    # From the fastest form to the smallest one.
     for memory in MEMORY:
         plan = plan_generation(spec.options_for(model, dtype="bfloat16", memory=memory), judge=judge_of(model))
-        main = plan.memory.held
-        # Without a card the models are in main memory.
-        if not plan.device_bytes:
-            main += plan.peak_bytes
+        card = plan.peak_bytes if plan.device_bytes else 0
+        main = plan.memory.held + plan.peak_bytes - card  # without a card the models are in main memory
+        needs = f"{main / 2**30:.0f} GB of main memory"
+        if card:
+            needs = f"{card / 2**30:.0f} GB of a card and {needs}"
         if not plan.shortage and main <= (plan.main_bytes or main):
-            return memory
-    raise ValueError(
-        f"{model} does not fit this machine; `pacorl generate TEXT --model {model} --dry-run` lists its needs"
-    )
+            return memory, f"runs here{PACE[memory]}: takes {needs}"
+    raise ValueError(f"{model} does not fit this machine: takes {needs}")
 
 
 def judge_of(model: str) -> str:

@@ -17,7 +17,7 @@ from pacorl.character_training.pictures import LEAST
 from pacorl.io.images import open_image, recipe_of, upright_size
 from pacorl.report.html import render
 from pacorl.studio.folder import PRINT_DPI, Drawing, plain
-from pacorl.studio.models import JUDGE, PRACTICE_ONLY, download, is_here, offers, shown_name
+from pacorl.studio.models import JUDGE, PRACTICE_ONLY, is_here, offers, shown_name
 from pacorl.studio.teaching import newest_training
 from pacorl.studio.work import LEARNING, Studio
 from pacorl.types import TINY
@@ -409,16 +409,23 @@ class StudioPage:
                     in_use = ", in use now" if name in (names.model, names.judge) else ""
                     ui.label(f"{shown_name(name)} {about}{in_use}").classes("standing" if in_use else "")
                     if not is_here(name):
-                        with ui.expansion(f"Download {name}"):
-                            ui.link(f"huggingface.co/{name}", f"https://huggingface.co/{name}", new_tab=True)
-                            ui.label(
-                                "Accept its licence there. Then run in a terminal, after hf auth login if it is gated:"
-                            )
-                            ui.label(download(name)).classes("command")
+                        self.download(name).on_click(dialog.close)
                     elif name != JUDGE and not in_use:
                         self.button("Use", use, name, name=f"Use {shown_name(name)}", look="")
             file = ui.input("A file of ComfyUI, or a folder: its path")
             self.button("Use this", lambda: use(file.value.strip()), look="")
+
+    def download(self, name: str) -> ui.button:
+        """Download a model, after its licence was accepted."""
+        with ui.expansion(f"Download {name}"):
+            ui.link(f"huggingface.co/{name}", f"https://huggingface.co/{name}", new_tab=True)
+            token = ui.input("Access token, where the page asks for one", password=True)
+            ui.label("Read its licence there: by downloading you accept it. The token is kept nowhere.").classes("soft")
+
+            def fetch() -> None:
+                self.studio.submit(self.studio.download, name, token.value or "")
+
+            return self.button("Download", fetch, look="")
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 
 from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe
-from pacorl.io.documents import read_jsonl, read_yaml
+from pacorl.io.documents import read_jsonl
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.types import TINY
 
@@ -28,15 +27,6 @@ class Training:
         log = self.run / "metrics.jsonl"
         lines = read_jsonl(log) if log.is_file() else []
         return max((int(line["step"]) for line in lines if line["kind"] == "evaluation"), default=-1)
-
-    def progress(self, first: int, seconds: float) -> str:
-        """Say how far it is, and the time left by that since step `first`."""
-        step, most = self.step, read_yaml(self.run / "config.yaml")["steps"]
-        text = f", step {step} of at most {most}"
-        if step > first:
-            left = ceil((most - step) * seconds / (step - first) / 60)
-            text += f", about {left} minute{'' if left == 1 else 's'} left"
-        return text
 
     @property
     def is_finished(self) -> bool:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
@@ -26,7 +27,7 @@ from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import panel_tags, shared_text
 from pacorl.core.set_scores import tied_groups
 from pacorl.io.children import start_python
-from pacorl.io.documents import write_json
+from pacorl.io.documents import read_yaml, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge import judge_for
@@ -36,7 +37,7 @@ from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import check_for, layout_for, prompt_from, sentence
 from pacorl.records.panels import write_panels
 from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, plain, timestamp
-from pacorl.studio.models import PRACTICE, PRACTICE_ONLY, download, is_here, judge_of, memory_for, shown_name
+from pacorl.studio.models import JUDGE, PRACTICE, PRACTICE_ONLY, download, fit_of, is_here, judge_of, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
 from pacorl.tiny.words import Text, read_texts, tiny_changed
 from pacorl.tiny.world import LOOKS
@@ -144,6 +145,23 @@ class Studio:
         if self._stopped:
             raise CancelledError
 
+    def _run_child(self, command: Sequence[str], phase: Callable[[], str], **environment: str) -> None:
+        """Run Python until it ends, or the job is stopped. Raises RuntimeError with its last line if it fails."""
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            # Its standard input ends with this process, however that ends: a trainer saves, and stops.
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+            with start_python(*command, **pipes, env=os.environ | environment) as process:
+                try:
+                    while process.poll() is None:
+                        time.sleep(0.5)
+                        self.enter(phase())
+                except CancelledError:
+                    process.terminate()  # a trainer saves
+                    raise
+            if process.returncode:
+                log.seek(0)
+                raise RuntimeError(log.read().strip().rpartition("\n")[2] or f"it ended with {process.returncode}")
+
     # --- models ------------------------------------------------------------------------------------------------------
 
     def unload(self) -> None:
@@ -197,13 +215,25 @@ class Studio:
         self.enter(f"Looking at {shown_name(name)}")
         # The recipe of a file from elsewhere may name anything, and is to download nothing.
         if not is_here(name):
-            raise ValueError(f"{name} is not on this machine; run `{download(name)}`, or give the path of its file")
+            raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
         POLICIES.named(kind_of(name)).check_source(name)
         # Plan first: a load that does not fit would exhaust the machine.
-        memory = memory_for(name)
+        memory: Any
+        memory, _ = fit_of(name)
         self.unload()
         self.names = StudioModels(model=name, memory=memory, judge=judge_of(name))
         self.keep(chosen=self.names)
+
+    def download(self, name: str, token: str) -> None:
+        """Fetch a model. The token is written nowhere, and is no argument, which other users could read.
+
+        Raises:
+            ValueError: a generator does not fit this machine.
+        """
+        self.enter(f"Planning {name} for this machine")
+        words = "" if name == JUDGE else f", which {fit_of(name)[1]}"
+        secret = {"HF_TOKEN": token} if token else {}
+        self._run_child(download(name), lambda: f"Downloading {name}{words}", **secret)
 
     # --- words -------------------------------------------------------------------------------------------------------
 
@@ -522,9 +552,6 @@ class Studio:
         """Teach a character to the model that draws, in a process of its own, or let a stopped training go on.
 
         The process executes no file that a config names: the folder may be somebody else's.
-
-        Raises:
-            RuntimeError: it fails; with its last line.
         """
         self.unload()  # two generators would not fit most cards
         training = newest_training(self.loras(character))
@@ -533,25 +560,23 @@ class Studio:
         command = ["-m", "pacorl", "train-character", str(self.folder.character_folder(character))]
         command += [f"out={training.run}", *training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
         began, first, seen = time.monotonic(), max(training.step, 0), -1
-        phase = f"{LEARNING} {plain(character)}"
-        with tempfile.TemporaryFile("w+", errors="replace") as log:
-            # Its standard input ends with this process, however that ends: the trainer saves, and stops.
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
-            with start_python(*command, **pipes, env=os.environ | {NO_USER_FILES: "1"}) as process:
-                try:
-                    while process.poll() is None:
-                        time.sleep(0.5)
-                        if training.step != seen:
-                            seen = training.step
-                            self.version += 1  # it has new pictures
-                            phase = f"{LEARNING} {plain(character)}{training.progress(first, time.monotonic() - began)}"
-                        self.enter(phase)
-                except CancelledError:
-                    process.terminate()  # the trainer saves
-                    raise
-            if process.returncode:
-                log.seek(0)
-                raise RuntimeError(log.read().strip().rpartition("\n")[2] or f"it ended with {process.returncode}")
+        words = f"{LEARNING} {plain(character)}"
+        progress = ""
+
+        def phase() -> str:
+            nonlocal seen, progress
+            step = training.step
+            if step != seen:
+                seen = step
+                self.version += 1  # it has new pictures
+                most = read_yaml(training.run / "config.yaml")["steps"]
+                progress = f", step {step} of at most {most}"
+                if step > first:
+                    left = ceil((most - step) * (time.monotonic() - began) / (step - first) / 60)
+                    progress += f", about {left} minute{'' if left == 1 else 's'} left"
+            return words + progress
+
+        self._run_child(command, phase, **{NO_USER_FILES: "1"})
 
 
 # --- small things ----------------------------------------------------------------------------------------------------
