@@ -23,7 +23,6 @@ from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
-from pacorl.report.figures import interval_text
 from pacorl.report.page import keep_page, write_report
 from pacorl.report.results import Change, paired
 from pacorl.runtime.stopping import Interrupted
@@ -104,7 +103,7 @@ def summarize(out: Path) -> JsonObject:
     verdict = []
     for name, words in VERDICT.items():
         start, end, change = figures[name]
-        verdict.append(f"{words}: {start.mean:.2f} → {end.mean:.2f}; {interval_text(change, signed=True)}")
+        verdict.append(f"{words}: {start.mean:.2f} → {end.mean:.2f}; {change.text(signed=True)}")
     verdict.append("an oracle of the tiny world read these looks and attributes; it is never rewarded")
     facts = {"prompts": len(values[0]["consistency"]), "verdict": verdict}
     return {"title": "pacorl quickstart", **tables, **facts}

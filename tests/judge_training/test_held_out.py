@@ -52,7 +52,7 @@ def answers(comparisons: Sequence[Comparison], *, right: float, seed: int = 0) -
 
 @pytest.mark.parametrize(
     ("prompts", "before", "after", "words"),
-    [(12, 0.5, 0.95, ", +0."), (12, 0.95, 0.5, ", -0."), (6, 0.5, 0.95, ", +0.")],
+    [(12, 0.5, 0.95, ", +0."), (12, 0.95, 0.5, ", −0."), (6, 0.5, 0.95, ", +0.")],
 )
 def test_the_words_have_the_paired_difference(
     tmp_path: Path, prompts: int, before: float, after: float, words: str

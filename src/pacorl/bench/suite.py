@@ -23,7 +23,6 @@ Texts = Mapping[str, Sequence[str]]
 """Item in order → its texts and ids."""
 PUBLISHED = Path(__file__).with_name("published.json")
 MARK = "†"
-MINUS = "\N{MINUS SIGN}"
 
 
 class PaperTable(NamedTuple):
@@ -142,17 +141,12 @@ class Table:
 
 
 def cell_text(cell: Interval | float | None) -> str:
-    """`0.449 [0.431, 0.467]`; – if there is no figure."""
+    """`0.449 (0.431 to 0.467)`; – if there is no figure."""
     if cell is None:
         return "–"
     interval = cell if isinstance(cell, Interval) else Interval(cell)
     # NaN is the mean of no values.
-    if isnan(interval.mean):
-        return "–"
-    text = f"{interval.mean:z.3f}"
-    if interval.low is not None:
-        text += f" [{interval.low:z.3f}, {interval.high:z.3f}]"
-    return text.replace("-", MINUS)
+    return "–" if isnan(interval.mean) else interval.text()
 
 
 def macro_means(

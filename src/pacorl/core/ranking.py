@@ -41,6 +41,14 @@ class Interval:
     drawn: Floats | None = field(default=None, compare=False, repr=False)
     """The figure of each resample, for `difference`; None without an interval."""
 
+    def text(self, *, signed: bool = False) -> str:
+        """Format as `0.549 (0.412 to 0.683)`; the mean alone without an interval."""
+        form = "+z.3f" if signed else "z.3f"
+        text = f"{self.mean:{form}}"
+        if self.low is not None:
+            text += f" ({self.low:{form}} to {self.high:{form}})"
+        return text.replace("-", "\N{MINUS SIGN}")
+
     def document(self) -> dict[str, float | int | None]:
         """Return the figure, its bounds and the number of groups, for JSON."""
         return {"mean": self.mean, "low": self.low, "high": self.high, "groups": self.groups}

@@ -78,16 +78,14 @@ class HeldOut:
         if after:
             line += f"; accuracy {after[ACCURACY].mean:.3f}"
         if changes:
-            change = changes[ACCURACY]
-            ends = "" if change.low is None else f" ({change.low:+.3f} to {change.high:+.3f})"
-            line += f", {change.mean:+.3f}{ends} from before training"
+            line += f", {changes[ACCURACY].text(signed=True)} from before training"
         verdict = [f"{line}."]
         if pairs < FEWEST or groups < FEWEST_FOR_INTERVAL:
             verdict.append(f"Fewer than {FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts are too few for a conclusion.")
         auc = after.get("auc")
         at_chance = auc is not None and (auc.mean if auc.low is None else auc.low) <= CHANCE
         if auc and at_chance:
-            verdict.append(f"AUC {auc.mean:.3f} may be chance, which has 0.5; train on more pairs, or on clearer ones.")
+            verdict.append(f"AUC {auc.text()} may be chance, which has 0.5; train on more pairs, or on clearer ones.")
         if after and trained > LEARNT and trained - after[ACCURACY].mean > MEMORISED:
             verdict.append(
                 f"Accuracy is {trained:.3f} on the last training pairs, which the judge has memorised; take fewer "

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from PIL import Image
 
-from pacorl.core.ranking import Interval
 from pacorl.io.documents import read_object
 
 Matrix = tuple[tuple[float | None, ...], ...]
@@ -61,17 +60,6 @@ def change(value: float | None) -> str:
     """Format an amount with its sign: `+0.120`."""
     sign = "+" if value is not None and value > 0 else ""
     return sign + amount(value)
-
-
-def interval_text(figure: Interval | None, *, signed: bool = False) -> str:
-    """Format as `0.549 (0.412 to 0.683)`; the mean alone without an interval, – for None."""
-    if figure is None:
-        return "–"
-    form = "+z.3f" if signed else "z.3f"
-    text = f"{figure.mean:{form}}"
-    if figure.low is not None and figure.high is not None:
-        text += f" ({figure.low:{form}} to {figure.high:{form}})"
-    return text.replace("-", MINUS)
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

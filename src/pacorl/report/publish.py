@@ -11,7 +11,6 @@ from pacorl.config.public import find_secret
 from pacorl.io.documents import read_text
 from pacorl.io.files import write_atomic
 from pacorl.models.policies import POLICIES
-from pacorl.report.figures import interval_text
 from pacorl.report.folder import read_run
 from pacorl.report.results import change_text, rows_of
 from pacorl.types import TINY
@@ -65,7 +64,8 @@ pipeline.load_lora_weights("OWNER/{{ name }}")
 | | before | after | difference |
 | --- | --- | --- | --- |
 {% for row in results -%}
-| {{ row.name }} | {{ text(row.before) }} | {{ text(row.after) }} | {{ change_text(row) }} |
+| {{ row.name }}
+{%- for side in (row.before, row.after) %} | {{ side.text() if side else "–" }}{% endfor %} | {{ change_text(row) }} |
 {% endfor %}
 {%- endif %}
 """
@@ -124,7 +124,6 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         is_judge=is_judge,
         is_tiny=base == TINY,
         results=rows_of(read),
-        text=interval_text,
         change_text=change_text,
     )
     write_atomic(folder / CARD, str(card))

@@ -11,7 +11,7 @@ import numpy as np
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS, sign_meaning
 from pacorl.core.ranking import Interval, bootstrap, t_interval
-from pacorl.report.figures import MEANINGS, amount, interval_text, label
+from pacorl.report.figures import MEANINGS, amount, label
 from pacorl.report.folder import Record, RunFolder, Sample, numbers
 
 Change = tuple[Interval, Interval, Interval]
@@ -115,10 +115,10 @@ def verdict_of(run: RunFolder) -> list[str]:
 
 def change_text(row: Result) -> str:
     """Format a difference as `+0.120 (0.080 to 0.160), n = 12`."""
-    text = interval_text(row.difference, signed=True)
-    if row.difference and row.difference.groups:
-        text += f", n = {row.difference.groups}"
-    return text
+    if row.difference is None:
+        return "–"
+    text = row.difference.text(signed=True)
+    return f"{text}, n = {row.difference.groups}" if row.difference.groups else text
 
 
 def summarised(summary: Record) -> list[Result]:
