@@ -72,6 +72,11 @@ def draw_edit(panel: Panel, attribute: str, rng: Random) -> Edit:
     return Edit(panel, attribute, getattr(edited, attribute))
 
 
+def in_words(panel: Panel) -> str:
+    """Name every attribute of a panel: `red round hero, crown, sunset, meadow, waving, flag`."""
+    return f"{panel.colour} {panel.shape} hero, {panel.hat}, {panel.palette}, {panel.place}, {panel.scene}"
+
+
 def write_edits(folder: Path, edits: Sequence[Edit], *, name: str, pixels: int = 64) -> Path:
     """Draw each source as `folder/name/0000.png` and write the records as `folder/name.jsonl`."""
     rows = []
@@ -81,7 +86,7 @@ def write_edits(folder: Path, edits: Sequence[Edit], *, name: str, pixels: int =
         row = {
             "image": image,
             "instruction": edit.instruction,
-            "panels": [edit.after.text],
+            "panels": [in_words(edit.after)],
             "category": edit.attribute,
         }
         rows.append(row)
@@ -107,7 +112,9 @@ def edit_of(prompt: Prompt, before: Panel) -> Edit:
     after = Panel(**attributes)
     changed = [name for name in names if getattr(after, name) != getattr(before, name)]
     if len(changed) != 1:
-        raise ValueError(f"prompt {prompt.id} turns {before.text!r} into {after.text!r}: that is no single change")
+        raise ValueError(
+            f"prompt {prompt.id} turns {in_words(before)!r} into {in_words(after)!r}: that is no single change"
+        )
     return Edit(before, changed[0], getattr(after, changed[0]))
 
 

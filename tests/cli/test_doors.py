@@ -41,8 +41,8 @@ MISUSED: list[tuple[list[str], str]] = [
     (["benchmark", "t2is"], "data"),
     (["benchmark", "consistency-rank", "rank", "--judge", "tiny", "--model", "tiny"], "--model"),
     ([*CHECK, "--min", "0.5", "--judge", ""], "--judge"),
-    ([*CHECK, "--json"], "--min"),
-    (["generate", "--from", "a.png", "--layout", "1x2", *TEXTS], "--min"),
+    (["train-character", "zorp", "--card", "12"], "--dry-run"),
+    (["generate", "--from", "a.png", "--layout", "1x2", *TEXTS], "--judge"),
     (["generate", "--from", "a.png", "--judge", "tiny", "--min", "0.5"], "--layout"),
     (
         ["generate", "--prompt", "a fox", "--panel", "x", "--panel", "y", "--model", "some/model", "--min", "1"],
