@@ -133,7 +133,7 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path, monkeypatch: pyt
     text, page = outcome.table.markdown, (tmp_path / "table.html").read_text()
     assert "| Somebody | published † | 0.500 | – |" in text
     assert "† Published in nowhere, Tab. 0, on its own data; not measured here." in text
-    assert r"| here \| there | measured | 3.000 [" in text
+    assert r"| here \| there | measured | 3.000 (" in text
     assert page.count("published †") == 1
     assert "not measured here" in page
     assert "http" not in page.replace("http-equiv", "")
