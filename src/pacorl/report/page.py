@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -218,13 +217,13 @@ def by_change(sets: Sequence[Set]) -> list[Set]:
 def gallery(sets: Sequence[Set], *, names: Sequence[str] = ("Before", "After")) -> dict[str, Any]:
     """Choose at most SHOWN of the sorted sets at evenly spread ranks, and encode their images.
 
-    `lead` is the set of the median change, or one of the two next to it: a page is not to open on its best.
+    `lead` is the set of the median change, or of the lower of the two next to it: a page is not to open on its best.
 
     Args:
         names: of the sides on the page.
     """
     changes = [row.change for row in sets if row.change is not None]
-    median = middle(changes) if changes else len(sets) // 2
+    median = len(changes or sets) // 2
     # Evenly over the ranks, so that no eye chooses the images.
     places = np.linspace(0, len(sets) - 1, min(len(sets), SHOWN))
     if sets:
@@ -250,12 +249,3 @@ def gallery(sets: Sequence[Set], *, names: Sequence[str] = ("Before", "After")) 
         "sets": list(shown.values()),
         "is_ordered": bool(changes),
     }
-
-
-def middle(changes: Sequence[float]) -> int:
-    """Find the rank of the median change; of two middle ones that of the mean's sign, and nearer to it."""
-    last = len(changes) // 2
-    if len(changes) % 2:
-        return last
-    mean = fmean(changes)
-    return min((last - 1, last), key=lambda rank: (changes[rank] * mean <= 0, abs(changes[rank] - mean)))
