@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from pacorl.core.devices import to_device
+from pacorl.io.terminal import excerpt
 from pacorl.types import Grid, Size
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def parse_layout(text: str) -> Grid:
     """
     layout = LAYOUT.search(text)
     if layout is None:
-        raise ValueError(f"no layout such as '2x2' in {text[:80]!r}")
+        raise ValueError(f"no layout such as '2x2' in {excerpt(text)}")
     return Grid(rows=int(layout[1]), cols=int(layout[2]))
 
 

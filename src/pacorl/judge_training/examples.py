@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from pacorl.io.images import check_readable, open_image
+from pacorl.io.terminal import excerpt
 from pacorl.judge.local import single_token
 from pacorl.judge.prompting import chat_text
 from pacorl.judge_training.judge_config import JudgeConfig
@@ -136,7 +137,7 @@ class Collator:
         ids = [*tokenizer(text, add_special_tokens=False).input_ids, end]
         if ids[0] != (self.yes if comparison.consistent else self.no):
             raise ValueError(
-                f"{comparison.images[0]}: the answer {text[:40]!r} does not begin with the token of "
+                f"{comparison.images[0]}: the answer {excerpt(text)} does not begin with the token of "
                 f"{label[:-1]!r}, so the judge's score would not be trained; write '{label} …'"
             )
         return ids

@@ -25,6 +25,7 @@ from pydantic import AliasChoices, BaseModel, Field, model_validator
 from pacorl.io.documents import JsonObject, blamed_on, read_object, read_records, typed, write_json, write_jsonl
 from pacorl.io.files import inside, make_folder, twin_hint
 from pacorl.io.images import listed
+from pacorl.io.terminal import excerpt
 from pacorl.records.fields import Name, Spoken, Text, validated
 from pacorl.records.prompts import TINY_PREFIX, evenly_spread, tiny_source
 from pacorl.tiny.comparisons import draw_comparisons
@@ -156,7 +157,7 @@ class ComparisonRecord(BaseModel):
             self.question, answer = (turn.content for turn in self.messages)
             decision = DECISION.match(answer)
             if not decision:
-                raise ValueError(f"the answer must begin with Yes or No, it is {answer[:40]!r}")
+                raise ValueError(f"the answer must begin with Yes or No, it is {excerpt(answer)}")
             self.consistent = decision[1] == "Yes"
             self.reasons = answer[decision.end() :]
         elif self.consistent is None or not self.question.strip():
