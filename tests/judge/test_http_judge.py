@@ -109,6 +109,23 @@ def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer,
     assert chat["top_logprobs"] == 20
 
 
+def test_a_server_that_refuses_keys_of_vllm_is_asked_without_them(server: FakeServer) -> None:
+    """As OpenAI's own does."""
+
+    def refuse(handler: Handler, number: int) -> bool:
+        named = server.chats[number - 1].keys() & {"chat_template_kwargs", "repetition_penalty"}
+        if named:
+            handler.fail(400, f"Unrecognized request arguments supplied: {', '.join(sorted(named))}")
+        return bool(named)
+
+    server.behave = refuse
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+        asked = len(server.chats)
+        assert_all_right(judge)
+    assert len(server.chats) == asked + len(QUESTIONS)
+
+
 def test_reasons_are_text(server: FakeServer) -> None:
     server.behave = lambda handler, number: handler.answer(chat_answer([(" Yes. Same hat. ", -0.1)])) is None
     with judge_of(server) as judge:

@@ -49,6 +49,8 @@ CUT_TOLERANCE = 1e-3
 least. If that leaves P(Yes) open by more, the verdict is missing."""
 ROUNDING = 1e-2  # a server in bf16 may list a log-probability above 0 by so much
 FLOOR_LOGPROB = -9999.0  # vLLM's encoding of −inf
+VLLM_KEYS = ("chat_template_kwargs", "repetition_penalty")
+"""Keys of a request that OpenAI's own service refuses; its models need none of them."""
 
 
 # --- requests --------------------------------------------------------------------------------------------------
@@ -227,6 +229,8 @@ class HttpJudge:
         self.decides = False
         """Whether the server is asked for decisions, because it has no log-probabilities."""
         self._note = ""
+        self._refused: set[str] = set()
+        """Those of `VLLM_KEYS` that the server does not take."""
         # Outages.
         self._patience = 0.0
         """Seconds for which a silence is waited out."""
@@ -370,9 +374,14 @@ class HttpJudge:
             while True:
                 sent_at = time.monotonic()
                 retries = self.retries if sent_at >= self._silent_until else 0
+                taken = {key: value for key, value in body.items() if key not in self._refused}
                 try:
-                    return await self._exchange(f"{self.url}/{page}", body, read=read, retries=retries)
+                    return await self._exchange(f"{self.url}/{page}", taken, read=read, retries=retries)
                 except ServiceFault as fault:
+                    named = {key for key in VLLM_KEYS if key in taken and key in str(fault)}
+                    if named:
+                        self._refused |= named
+                        continue
                     # Only an outage is waited for. Questions that were answered meanwhile mean none.
                     answered_meanwhile = self._answered_at > sent_at
                     if not (fault.unreachable and self._patience) or (answered_meanwhile and again):
