@@ -46,6 +46,7 @@ def test_every_example_becomes_a_set_of_its_number(kind):
         ("Two images of one fox: (a) it runs; (b) it sleeps", ["it runs", "it sleeps"]),
         ("A red fox. Panel 1: it runs. Panel 2: it sleeps.", ["it runs", "it sleeps"]),
         ("Three images of a fox at the beach, at home and in bed", ["at the beach", "at home", "in bed"]),
+        ("Three photos of a fox in snow, in a boat and asleep", ["in snow", "in a boat", "asleep"]),
         ("Two pictures of an owl - reading, flying", ["reading", "flying"]),
         ("A comic strip with two panels of one fox: it runs, it sleeps", ["it runs", "it sleeps"]),
         ("A 1x2 grid of images of one fox: it runs, it sleeps", ["it runs", "it sleeps"]),

@@ -359,7 +359,7 @@ def _unmarked(content: str, count: int) -> tuple[str, list[str]]:
         return content, []
     # "the same dentist reading an X-ray, cleaning teeth": the subject precedes the first action.
     first, *others = items
-    are_places = all(PLACE.match(f" {item}") for item in others)
+    are_places = any(PLACE.match(f" {item}") for item in others) and not any(map(OWN_SUBJECT.match, others))
     subject, *item = (PLACE if are_places else ACTION).split(first, maxsplit=1)
     if item:
         return subject, [*item, *others]

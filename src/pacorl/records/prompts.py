@@ -42,7 +42,7 @@ FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
 """Syntax of other tools' files of prompts: a comment, or an option such as `--w 768`."""
 MARKED = re.compile(r"^(?:\d{1,3}[.)]|[-*•–])\s+(?=\S)")
 """Mark of a list at the beginning of a line: a number, or a bullet."""
-ALL_QUOTED = re.compile(r"[\"“]([^\"“”]+)[\"”]")
+ALL_QUOTED = re.compile(r"^[\"“]([^\"“”]+)[\"”]$")
 """A line in quotation marks, as tables write it."""
 
 
@@ -137,7 +137,7 @@ def sentence_prompt(text: str, *, model: str = "", origin: str = "") -> Prompt:
         raise ValueError(f"{text[-40:]!r} begins a list; write it on the same line: four images of a cat: asleep, …")
     if not numbered_items(text)[1]:
         text = MARKED.sub("", text)
-    text = ALL_QUOTED.sub(r"\1", text) if ALL_QUOTED.fullmatch(text) else text
+    text = ALL_QUOTED.sub(r"\1", text)
     # The words of one image are checked by the generator that draws it.
     return prompt_from(model if read_request(text) else "", theme=text, origin=origin)
 
