@@ -223,7 +223,7 @@ PROGRESS = re.compile(
     rf"\b(?:progress\w*|stages|steps|phases|growth|evolution|(?:{COUNT}|by)[- ](?:stage|step|phase))\b", re.I
 )
 """`in four stages`, `a 4-step guide`, `step by step`; a singer *on stage* is in none."""
-BEFORE_AND_AFTER = re.compile(r"[\s:,—–-]+before and after\b(?P<event>[^,;:]*)$", re.I)
+BEFORE_AND_AFTER = re.compile(r"\bbefore and after\b(?P<event>[^,;:]*)$", re.I)
 ACTION = re.compile(r"(?<!['’]s)(?<!\ba)(?<!\ban)(?<!\bthe)\s(?=\w+ing\b)")
 PLACE = re.compile(r"\s(?=(?:at|in|on|by|under|near|inside|behind|beside)\s)")
 """`a fox at the beach, at home`: the subject precedes the first place."""
