@@ -83,18 +83,20 @@ def first_screen(page: Any) -> None:
 
 def page_in_studio(page: Any) -> None:
     first_screen(page)
-    playwright.expect(page.locator(".hero img").first).to_be_visible(timeout=PATIENCE)
+    page.get_by_text("Why?").click()
+    playwright.expect(page.get_by_text("Panel 2: 0.10")).to_be_visible(timeout=PATIENCE)
 
 
 def character_in_studio(page: Any) -> None:
     first_screen(page)
     page.get_by_role("tab", name="Characters").click()
-    playwright.expect(page.locator(".picture img").first).to_be_visible(timeout=PATIENCE)
+    captions = page.get_by_label("What it shows")
+    captions.first.press("Tab")
+    playwright.expect(captions.last).to_be_focused()
 
 
 def models_in_studio(page: Any) -> None:
     page_in_studio(page)
-    page.get_by_text("Why?").click()
     page.get_by_role("button", name="Drawn by").click()
     page.get_by_text("Download black-forest-labs/FLUX.1-dev").click()
     playwright.expect(page.get_by_label("Access token").first).to_be_visible(timeout=PATIENCE)
@@ -177,10 +179,11 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     studio = Studio(folder)
     hero = Panel("red", "round", "crown", "night", "town", "waving", "flag")
     name = studio.folder.new_character("hero", "a red hero with a crown")
-    studio.folder.add_picture(name, draw(hero, 64), "waving, flag")
+    for _ in range(2):
+        studio.folder.add_picture(name, draw(hero, 64), "waving, flag")
     recipe = Recipe(theme="a hero", prompt="a hero", layout="1x2").updated(panels=["waves", "jumps"])
     recipe = recipe.updated(score=0.5, tied=2, checked=["Odd one out: panel 2, 0.1000."], odd=1)
-    recipe = recipe.updated(matrix=((None, 0.1), (0.1, None)))
+    recipe = recipe.updated(matrix=((None, 0.1), (0.1, None)), characters=[name], likeness=0.5, alike=[0.9, 0.1])
     picture = draw_grid([hero, hero], Grid(1, 2), 64)
     drawings = [(picture, recipe), (picture, recipe), (picture, Recipe(note="Panel 2: 0.5, accepted"))]
     page = studio.folder.add_page(drawings)

@@ -107,6 +107,7 @@ class Check:
         controls: The pairs with known answers: of the first image, then of further ones until one passes.
         panels: Deciding scores.
         asked: Number of questions, the controls' included.
+        shown: Means that people are shown in place of that over the pairs.
     """
 
     scores: Scores
@@ -114,6 +115,7 @@ class Check:
     controls: tuple[Control, ...]
     panels: tuple[PanelScore, ...]
     asked: int
+    shown: tuple[float | None, ...] = ()
 
     @property
     def with_characters(self) -> bool:
@@ -128,6 +130,11 @@ class Check:
             if panel.score is None or panel.score < self.least:
                 failed.append(number)
         return tuple(sorted(failed, key=lambda number: self.panels[number].rank))
+
+    @property
+    def means(self) -> list[float]:
+        """The means that people are shown, of which a repair lowers none; 0 for one that is missing."""
+        return [mean or 0.0 for mean in self.shown or [self.scores.mean]]
 
     @property
     def passed(self) -> bool:

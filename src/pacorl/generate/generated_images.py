@@ -64,12 +64,14 @@ class Judged:
         matrix: P(Yes) of every two panels of a set, None on the diagonal; empty for an edit.
         parts: Components of the score, by name.
         error: Reason for a missing score.
+        alike: How well each panel shows its characters; empty without a character that has images.
     """
 
     score: float | None
     matrix: Matrix = ()
     parts: Mapping[str, float | None] = field(default_factory=dict)
     error: str = ""
+    alike: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

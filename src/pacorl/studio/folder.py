@@ -77,6 +77,8 @@ class Recipe(BaseModel):
     """Score of each pair of panels; empty for a single picture."""
     likeness: Json[float | None] = None
     """How well its panels show the character; `score` is the mean of this and of the pairs."""
+    alike: Json[list[float | None]] = []
+    """`likeness` of each panel."""
     checked: Json[list[str]] = []
     """Sentences of the last check; empty before one."""
     odd: Json[int | None] = None
@@ -112,12 +114,18 @@ class Recipe(BaseModel):
         return self.theme or self.prompt or self.note or "a page"
 
     @property
+    def together(self) -> float | None:
+        """Mean over the pairs."""
+        if self.score is None or self.likeness is None:
+            return self.score
+        return 2 * self.score - self.likeness
+
+    @property
     def standing(self) -> str:
         """Say how it was judged, by which question, and that a judge does not tell near scores apart."""
         words = [self.note]
-        if self.likeness is not None and self.score is not None:
-            together = 2 * self.score - self.likeness
-            words.append(f"{together:.2f} together, {self.likeness:.2f} like {plain(self.character)}")
+        if self.together is not None and self.likeness is not None:
+            words.append(f"{self.together:.2f} together, {self.likeness:.2f} like {plain(self.character)}")
         elif self.score is not None:
             words.append(f"{self.score:.2f} {'as asked' if self.sources else 'together'}")
         if self.sources and self.score is not None and self.score < LEAST_ASKED:
@@ -258,7 +266,8 @@ class Folder:
         """Write a character's description; what else its card has stays."""
         path = self.character_folder(name) / CARD
         former = read_yaml(path) if path.is_file() else {}
-        card = typed(former | {"description": description.strip()}, Card)
+        # Of one line: it takes the place of a name in a sentence.
+        card = typed(former | {"description": " ".join(description.split())}, Card)
         write_atomic(path, dump_yaml(card.model_dump()))
 
     def pictures(self, name: str) -> list[tuple[Path, str]]:

@@ -27,8 +27,10 @@ def offers() -> dict[str, str]:
     """Map the practice model, the published generators and the judge to their abilities."""
     listed = {TINY: "draws and changes pictures"}
     for spec in POLICIES.values():
-        listed[spec.published] = " and ".join(["draws"] * spec.sets + ["changes pictures"] * spec.edits)
-    return {**listed, JUDGE: "judges"}
+        does = " and ".join(["draws"] * spec.sets + ["changes pictures"] * spec.edits)
+        licence = spec.licence[1] or spec.licence[0]
+        listed[spec.published] = f"{does}: {spec.parameters / 5e8:.0f} GB and its text encoders, licence {licence}"
+    return {**listed, JUDGE: "judges: 17 GB, licence on its page"}
 
 
 def is_here(name: str) -> bool:

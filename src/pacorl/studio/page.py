@@ -19,7 +19,8 @@ from pacorl.report.html import render
 from pacorl.studio.folder import PRINT_DPI, Drawing, plain
 from pacorl.studio.models import JUDGE, PRACTICE_ONLY, is_here, offers, shown_name
 from pacorl.studio.teaching import newest_training
-from pacorl.studio.work import LEARNING, Studio
+from pacorl.studio.work import LEARNING, PRACTICE_STRENGTH, Studio
+from pacorl.tiny.words import tiny_changed
 from pacorl.types import TINY
 
 STYLE = Path(__file__).with_name("style.css")
@@ -29,9 +30,6 @@ MOST_PIXELS = 25_000_000
 LAYOUTS = [f"{rows}x{columns}" for rows in range(1, 5) for columns in range(1, 5)]
 CHANGES = "What should change? A line for each new picture"
 DOTS_PER_CM = PRINT_DPI / 2.54
-WHY_TOGETHER = "that two panels belong together, and on average for the page."
-WHY_CHANGED = "that the picture has the change, and is otherwise as before."
-SCALE = "0 is no and 1 is yes. This is no rate of success: 0.80 does not mean right in 8 of 10 pictures."
 DROP = (
     '<q-btn flat no-caps label="Drop or choose pictures" @click="props.pickFiles" />'
     '<q-uploader-add-trigger class="hidden" />'
@@ -55,6 +53,8 @@ class StudioPage:
         self.folder = studio.folder
         self.draft = studio.draft
         self.seen = studio.version  # all is drawn below
+        self.why = False
+        """Whether "Why?" is open, also after the page is drawn anew."""
         ui.add_css(STYLE)
         ui.add_body_html(f"<script>{FOCUS}</script>")
         with ui.header().classes("bar"):
@@ -118,7 +118,7 @@ class StudioPage:
                 (folder, "removal", "Undo", self.undo),
             ):
                 with ui.row(wrap=False).classes(field).bind_visibility_from(owner, field, backward=bool):
-                    ui.label().bind_text_from(owner, field)
+                    ui.label().bind_text_from(owner, field, backward=message)
                     if act:
                         self.button(text, act)
                     if field != "phase":
@@ -158,7 +158,10 @@ class StudioPage:
 
     def picture(self, path: Path, alt: str = "") -> None:
         """Show an image of the folder; the pixels of a file never change."""
-        tag("img", src=f"/file/{quote(path.relative_to(self.folder.path).as_posix())}", alt=alt)
+        tag("img", src=self.url(path), alt=alt)
+
+    def url(self, path: Path) -> str:
+        return f"/file/{quote(path.relative_to(self.folder.path).as_posix())}"
 
     def shot(self, path: Path, caption: str, name: str, /, *, shown: bool, **changes: Any) -> None:
         """Build a drawing's thumbnail, which opens it."""
@@ -183,7 +186,9 @@ class StudioPage:
             dialog.on("hide", dialog.delete).props["aria-label"] = name
             yield dialog
             # The status is behind the dialog.
-            fault = ui.label().props("role=alert").classes("fault").bind_text_from(self.studio, "fault")
+            fault = (
+                ui.label().props("role=alert").classes("fault").bind_text_from(self.studio, "fault", backward=message)
+            )
             fault.bind_visibility_from(self.studio, "fault", backward=bool)
             self.button("Close", dialog.close, look="flat")
 
@@ -219,6 +224,9 @@ class StudioPage:
             who.on_value_change(lambda event: self.act(self.studio.keep, character=event.value))
         if self.draft.character and of_words:
             name = plain(self.draft.character)
+            if not self.studio.spec().policy.max_references:
+                model = shown_name(self.studio.names.model).capitalize()
+                ui.label(f"{model} takes no reference images: it draws {name} by its description.").classes("soft")
             described = self.studio.described(name)
             unnamed = ui.label(f"The words do not name {name}, and its description is left out.").classes("soft")
             unnamed.bind_visibility_from(
@@ -232,8 +240,10 @@ class StudioPage:
         ui.page_title(f"{title_of(page[0])} · pacorl studio" if page else "pacorl studio")
         if not page:
             with tag("section", "empty", aria_label="Nothing is open"):
-                ui.label("Your pages appear here. Write a sentence, or drop pictures of any program.")
-                ui.label("For a character of your own, begin under Characters.")
+                ui.label(
+                    "Your pages appear here. Write a sentence, or drop pictures of any program. "
+                    "For a character of your own, begin under Characters."
+                )
             return
         drawing = page[min(self.draft.drawing, len(page) - 1)]
         recipe = drawing.recipe
@@ -247,7 +257,7 @@ class StudioPage:
                 self.button("Save", ui.download, drawing.path, f"{self.draft.page}.png")
                 if len(page) > 1:
                     others = [other.path for other in page if other is not drawing]
-                    self.button("Keep only this one", self.folder.remove, "the others", *others)
+                    self.button("Keep only this one", self.folder.remove, f"others of {title_of(drawing)}", *others)
                 if recipe.prompt:
                     self.button("Fill in its words", self.studio.restore, recipe, look="flat")
                 else:
@@ -259,15 +269,18 @@ class StudioPage:
             for line in recipe.checked[:1]:
                 ui.label(line).classes("verdict" if recipe.odd is None else "verdict bad")
             if recipe.score is not None:
-                with ui.expansion("Why?"):
-                    judge = shown_name(recipe.judge or self.studio.names.judge, "judge")
-                    ui.label(f"How sure {judge} is {WHY_CHANGED if recipe.sources else WHY_TOGETHER} {SCALE}")
-                    matrix = render("matrix.html", p_yes=recipe.matrix, title="Each panel with each other one")
-                    ui.html(matrix, sanitize=False)
-                    for line in recipe.checked[1:]:
-                        ui.label(line)
-                    if recipe.judge == TINY:
-                        ui.label(PRACTICE_ONLY)
+                with ui.expansion("Why?").bind_value(self, "why"):
+                    answers = render(
+                        "why.html",
+                        recipe=recipe,
+                        judge=shown_name(recipe.judge or self.studio.names.judge, "judge"),
+                        name=plain(recipe.character),
+                        firsts=[self.url(path) for who in self.studio.cast(recipe) for path in who.images[:1]],
+                        page=self.url(drawing.path),
+                        shape=size,
+                        practice=PRACTICE_ONLY,
+                    )
+                    ui.html(answers, sanitize=False)
             # Candidates and the tries of a repair are one row of drawings.
             with tag("div", "candidates", role="group", aria_label="All of them, best first"):
                 for index, other in enumerate(page if len(page) > 1 else ()):
@@ -280,11 +293,7 @@ class StudioPage:
         look = "flat dense"
         cells = f"grid-template: repeat({grid.rows}, 1fr) / repeat({grid.cols}, 1fr)"
         with tag("div", "hero"):
-            with tag("div", "sheet"):
-                self.picture(drawing.path, recipe.name)
-                with tag("div", "cells").style(cells):
-                    for panel in range(grid.count):
-                        tag("div", "odd" if panel == recipe.odd else "")
+            ui.html(render("sheet.html", recipe=recipe, url=self.url(drawing.path), cells=cells), sanitize=False)
             with tag("div", "cells verbs").style(cells):
                 for panel in range(grid.count):
                     it = f"panel {panel + 1}"
@@ -316,9 +325,11 @@ class StudioPage:
             self.button("Change it", change, look="")
 
     def keep(self, drawing: Drawing, panel: int) -> None:
-        """Add a panel to the character's pictures; a drawn panel's text becomes the caption."""
+        """Add a panel to the character's pictures; the words by which it was drawn or changed become the caption."""
         recipe = drawing.recipe
         caption = recipe.panels[panel] if recipe.panels else ""
+        if recipe.sources:
+            caption = tiny_changed("", recipe.prompt) if recipe.model == TINY else recipe.prompt
         self.folder.add_picture(self.draft.character, drawing.panels[panel], caption)
         ui.notify(f"Kept as a picture of {plain(self.draft.character)}.")
 
@@ -332,23 +343,23 @@ class StudioPage:
             with card("A new character"):
                 ui.label("Five to twenty pictures of one character are enough to draw it the same everywhere.")
                 ui.input("Name").bind_value(self.draft, "name")
-                ui.textarea("What it looks like").bind_value(self.draft, "description")
+                ui.textarea("What it looks like").bind_value(self.draft, "description").classes("line")
                 self.button("Make it", lambda: self.studio.describe(self.draft.description), look="")
             return
         with card("Pictures"):
             if self.studio.names.model == TINY:
                 ui.label(PRACTICE_ONLY).classes("soft")
-            looks = ui.textarea("What it looks like", value=self.folder.character(name).text)
+            looks = ui.textarea("What it looks like", value=self.folder.character(name).text).classes("line")
             looks.on("blur", lambda: self.attempt(self.studio.describe, looks.value, name))
             with tag("div", "pictures"):
                 for index, (path, caption) in enumerate(self.folder.pictures(name), 1):
                     with tag("div", "picture thumb"):
                         self.picture(path, caption or "A picture of it")
                         # Written when a person pauses.
-                        shows = ui.input("What it shows", value=caption).props("debounce=200")
+                        shows = ui.textarea("What it shows", value=caption).props("debounce=200").classes("line")
                         write = partial(self.attempt, self.folder.caption, path)
                         shows.on_value_change(lambda event, write=write: write(event.value))
-                        self.remove(f"picture {index}", path)
+                        self.remove(f"picture {index} of {plain(name)}", path)
                 self.drop_zone(self.add_pictures)
         with card("More pictures of it"):
             ui.label("Drawn from its pictures. Of each line the best comes first, and you keep some.").classes("soft")
@@ -373,20 +384,18 @@ class StudioPage:
             text = "Go on teaching it" if last and not last.is_finished else "Teach it"
             teach = self.button(text, self.studio.submit, self.studio.teach, name, look="")
             teach.set_enabled(len(self.folder.pictures(name)) >= LEAST)
-            with tag("div", "pictures pairs", role="group", aria_label="Drawn before and after the teaching"):
-                for text, before, after in shown.samples if shown else ():
-                    with tag("div", "picture"):
-                        pictures = {"Before": before, "After": after}
-                        # One image until the first interval has ended.
-                        if after == before:
-                            del pictures["After"]
-                        for when, path in pictures.items():
-                            with tag("div"):
-                                self.picture(path, f"{when}: {text}")
-                                ui.label(when)
-                        ui.label(plain(text)).classes("soft")
+            if shown:
+                gallery = render(
+                    "gallery.html",
+                    training=shown,
+                    name=name,
+                    url=self.url,
+                    practice=self.studio.names.model == TINY,
+                    strength=PRACTICE_STRENGTH,
+                    in_use=shown == taught,
+                )
+                ui.html(gallery, sanitize=False)
             if taught and shown == taught:
-                ui.label(f"Pages of {plain(name)} are drawn with it now.")
                 self.button("Save for ComfyUI", ui.download, taught.lora, f"{name}.safetensors")
             else:
                 ui.label("Once the teaching has ended, pages are drawn with it, and it can be saved.")
@@ -407,7 +416,7 @@ class StudioPage:
             for name, about in offers().items():
                 with tag("div", "offer"):
                     in_use = ", in use now" if name in (names.model, names.judge) else ""
-                    ui.label(f"{shown_name(name)} {about}{in_use}").classes("standing" if in_use else "")
+                    ui.label(message(f"{shown_name(name)} {about}{in_use}")).classes("standing" if in_use else "")
                     if not is_here(name):
                         self.download(name).on_click(dialog.close)
                     elif name != JUDGE and not in_use:
@@ -452,6 +461,11 @@ def card(name: str) -> Iterator[None]:
 def opened(name: str, content: bytes) -> Image:
     """Open a dropped picture. Raises ImageError if it is none, or has too many pixels."""
     return open_image(content, name=name, max_pixels=MOST_PIXELS)
+
+
+def message(text: str) -> str:
+    """Begin a message with a capital, unless it begins with a name."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
 
 def title_of(drawing: Drawing) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe
-from pacorl.io.documents import read_jsonl
+from pacorl.io.documents import read_jsonl, read_yaml
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.types import TINY
 
@@ -31,6 +31,10 @@ class Training:
     @property
     def is_finished(self) -> bool:
         return (self.run / "summary.json").is_file()
+
+    @property
+    def base(self) -> str:
+        return str(read_yaml(self.run / "config.yaml")["model"]["checkpoint"])
 
     @property
     def lora(self) -> Path:

@@ -60,7 +60,7 @@ TRIES = 6
 NO_VERDICT = "the judge is wrong about these pictures even where the answer is known; choose another model above"
 LEARNING = "Learning"
 """First word of the phase of a teaching."""
-NO_BETTER = "no try fits better; the page stays as it was"
+NO_BETTER = "no try makes the page better; it stays as it was"
 PRACTICE_STRENGTH = 0.5
 """Strength of a LoRA of the practice model, which learns single pictures and draws pages."""
 
@@ -114,6 +114,7 @@ class Studio:
         if self.phase:
             raise ValueError(f"{self.phase} is under way; stop it, or wait")
         self.phase, self.fault, self._stopped = "Beginning", "", False
+        self.folder.removal = ""
 
         def run() -> None:
             try:
@@ -329,9 +330,9 @@ class Studio:
         return recipe.character
 
     def cast(self, recipe: Recipe) -> tuple[Character, ...]:
-        """Read the character of a recipe, if it has one and it is here."""
+        """Read the character of a recipe, if it has one, and it is here and has pictures."""
         name = self.known(recipe)
-        return (self.folder.character(name),) if name else ()
+        return (self.folder.character(name),) if name and self.folder.pictures(name) else ()
 
     def restore(self, recipe: Recipe) -> None:
         """Fill the form in from a recipe, so that the same picture is drawn first.
@@ -490,18 +491,18 @@ class Studio:
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
         questions = questions_about(shared_text(recipe.prompt))
         options: dict[str, Any] = {"least": LEAST, "names": names}
-        shown = [character for character in self.cast(recipe) if character.images]
 
         def gate(images: Sequence[Image]) -> Check:
             self.enter("Checking")
             with generator.judging():
                 check = check_set(reward.judge, images, questions=questions, **options)
                 # With one picture, and by the description, as in the ranking.
-                for character in shown:
+                for character in self.cast(recipe):
                     looks, first = questions_about(character.text), (character.name, [open_image(character.images[0])])
                     alike = check_set(reward.judge, images, questions=looks, characters=[first], **options)
                     check = check.with_lower(alike)
-            return check
+            shown = drawing.recipe.updated(**self._judged(models, drawing, images, check))
+            return replace(check, shown=(shown.together, shown.likeness))
 
         redraw = self._redrawing(generator, recipe, panels[0], seed=recipe.seed + 1)
         # Without a text no panel can be drawn again, and an editor draws none from a text alone.
@@ -512,14 +513,14 @@ class Studio:
             raise ValueError(NO_VERDICT) from error
         original = open_image(drawing.path)
         page = page_of(repair.images, recipe.grid, panels[0].size)
-        # The question of the ranking, so that all numbers can be compared.
-        scores = self._scores(models, drawing.recipe, [original, page])
         # The verdict stays with the page that was checked, also if nothing was repaired.
-        before = drawing.rewrite(**verdict_in(repair.before) | scores[0])
+        before = drawing.rewrite(**self._judged(models, drawing, panels, repair.before))
         if repair.tries:
             drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tied": 1}
             note = "repaired" if repair.after.passed else "improved"
-            improved = before.recipe.updated(note=note, **drawn_by, **verdict_in(repair.after) | scores[1])
+            improved = before.recipe.updated(
+                note=note, **drawn_by, **self._judged(models, drawing, repair.images, repair.after)
+            )
             pages = [(page, improved), (original, before.recipe.updated(note="as before"))]
             if not repair.replaced:
                 pages = [(original, before.recipe.updated(note=NO_BETTER))]
@@ -527,6 +528,12 @@ class Studio:
                 verdict = each.verdict if each.check else "not judged"
                 pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {verdict}")))
             self._open(pages)
+
+    def _judged(self, models: Models, drawing: Drawing, panels: Sequence[Image], check: Check) -> dict[str, Any]:
+        """Return the fields of a page by a check, with its means by the ranking's question: all pages have that."""
+        page = page_of(panels, drawing.recipe.grid, panels[0].size)
+        # One page a call, since a batch rounds others.
+        return verdict_in(check) | self._scores(models, drawing.recipe, [page])[0]
 
     def _redrawing(self, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
         """Return the function that redraws a panel of a page from its text, in the size of `panel`."""
@@ -606,7 +613,9 @@ def sentences_of(check: Check) -> list[str]:
     against = plain(lowest.lowest_character or "the other panels")
     verdict = f"All {len(check.panels)} panels belong together."
     if check.failed:
-        verdict = f"{lowest.image.capitalize()} fits least: it does not belong with {against}."
+        odd = [check.panels[number] for number in check.failed]
+        faults = [f"{panel.image} (not like {plain(panel.lowest_character or 'the others')})" for panel in odd]
+        verdict = f"Does not fit: {', '.join(faults)}."
     score = "unknown" if lowest.score is None else f"{lowest.score:.2f}"
     tried = f"wrong about {check.misjudged}" if check.misjudged else "right"
     return [
@@ -624,7 +633,8 @@ def verdict_in(check: Check) -> dict[str, Any]:
 
 def scores_in(judged: Judged) -> dict[str, Any]:
     """Return the fields that a judgement adds to a recipe."""
-    return {"score": judged.score, "matrix": judged.matrix, "likeness": judged.parts.get("reference")}
+    like = {"likeness": judged.parts.get("reference"), "alike": list(judged.alike)}
+    return {"score": judged.score, "matrix": judged.matrix, **like}
 
 
 def new_seed() -> int:
