@@ -29,7 +29,6 @@ MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 25_000_000
 LAYOUTS = [f"{rows}x{columns}" for rows in range(1, 5) for columns in range(1, 5)]
 CHANGES = "What should change? A line for each new picture"
-DOTS_PER_CM = PRINT_DPI / 2.54
 DROP = (
     '<q-btn flat no-caps label="Drop or choose pictures" @click="props.pickFiles" />'
     '<q-uploader-add-trigger class="hidden" />'
@@ -264,10 +263,7 @@ class StudioPage:
                     shape = ui.select(sorted({*LAYOUTS, recipe.layout}), value=recipe.layout, label="Rows x columns")
                     shape.on_value_change(lambda event: self.act(drawing.rewrite, layout=event.value))
             size = upright_size(drawing.path)
-            print_size = f"In print {size.width / DOTS_PER_CM:.1f} x {size.height / DOTS_PER_CM:.1f} cm"
-            ui.label(f"{print_size}, at {PRINT_DPI} dpi.").classes("soft")
-            for line in recipe.checked[:1]:
-                ui.label(line).classes("verdict" if recipe.odd is None else "verdict bad")
+            ui.html(render("verdict.html", recipe=recipe, size=size, dpi=PRINT_DPI), sanitize=False)
             if recipe.score is not None:
                 with ui.expansion("Why?").bind_value(self, "why"):
                     answers = render(

@@ -114,7 +114,6 @@ class Studio:
         if self.phase:
             raise ValueError(f"{self.phase} is under way; stop it, or wait")
         self.phase, self.fault, self._stopped = "Beginning", "", False
-        self.folder.removal = ""
 
         def run() -> None:
             try:
@@ -457,6 +456,7 @@ class Studio:
 
     def _open(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
         self.keep(page=self.folder.add_page(drawings), drawing=0)
+        self.folder.removal = ""  # an old one would be a surprise
 
     # --- an existing page -------------------------------------------------------------------------------------------
 
