@@ -241,9 +241,10 @@ def test_evaluation_is_logged_and_summarised(run: Any, data: Path, caplog: pytes
     assert summary["after"]["auc"]["mean"] == last["auc"]
     assert not {"kind", "epoch", "step", "seconds/evaluation"} & {*summary["before"], *summary["after"]}
     assert summary["steps"] == last["step"] == 1
-    labels = [pair.consistent for pair in comparisons_from(str(data))]
-    assert summary["held_out_pairs"] == len(labels)
-    assert f"{len(labels)} of {len(labels)} evaluation pairs are trained on" in caplog.text
+    count = len(comparisons_from(str(data)))
+    assert (summary["held_out_pairs"], summary["trained_on_pairs"]) == (0, count)
+    assert f"{count} of {count} evaluation pairs are trained on" in caplog.text
+    assert f"{count} of which are trained on too" in summary["verdict"][0]
 
 
 @pytest.mark.slow

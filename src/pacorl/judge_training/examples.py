@@ -153,6 +153,8 @@ class JudgeData:
     train: list[Comparison]
     evaluation: list[Comparison]
     collator: Collator
+    trained_on: int = 0
+    """Evaluation pairs that are training pairs too; counted by the main process."""
 
 
 def load_data(config: JudgeConfig) -> JudgeData:
@@ -172,11 +174,13 @@ def load_data(config: JudgeConfig) -> JudgeData:
             evaluation += read(source, limit=config.data.evaluation_limit)
 
         # Open all images once: a damaged image would end a long run later.
+        trained_on = 0
         if processes().is_main_process:
             check_readable(path for comparison in [*train, *evaluation] for path in comparison.images)
-            if shared := shared_pairs(evaluation, train):
+            trained_on = len(shared_pairs(evaluation, train))
+            if trained_on:
                 logger.warning(
-                    "%d of %d evaluation pairs are trained on too: not held out", len(shared), len(evaluation)
+                    "%d of %d evaluation pairs are trained on too: not held out", trained_on, len(evaluation)
                 )
 
     processor = processor_of(config.model.checkpoint, max_pixels=config.model.max_pixels)
@@ -185,4 +189,4 @@ def load_data(config: JudgeConfig) -> JudgeData:
     beginnings = {(comparison.consistent, comparison.answer[:16]): comparison for comparison in [*train, *evaluation]}
     for comparison in beginnings.values():
         collator.answer_ids(comparison)
-    return JudgeData(train, evaluation, collator)
+    return JudgeData(train, evaluation, collator, trained_on)

@@ -40,7 +40,7 @@ MEASURES = re.compile(
 OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
 """Ending of the prompts that `PolicyTrainer` writes into a run's folder: eight digits of their digest."""
 
-NO_PAIRS_NOTE = "Both judges were measured on held-out pairs. A difference of two judges has no interval."
+NO_PAIRS_NOTE = "Both judges were measured on evaluation pairs. A difference of two judges has no interval."
 """Explains the table of two judges' runs, which keep no answer of a single pair."""
 
 Runs = tuple[RunFolder, RunFolder]

@@ -22,7 +22,7 @@ PLACES = 3
 BOOTSTRAP_FROM = 20
 """Groups from which intervals are bootstrapped; with fewer, a bootstrap is too narrow, and Student's t is used."""
 JUDGE_NOTE = (
-    "Small figures are 95 % intervals of a difference, bootstrapped over the n groups of held-out pairs; over a few "
+    "Small figures are 95 % intervals of a difference, bootstrapped over the n groups of evaluation pairs; over a few "
     "groups they are too narrow. A difference is set in bold if its interval leaves out zero."
 )
 """Explains the intervals of a judge's table, which its training writes (`judge_training.held_out`)."""
