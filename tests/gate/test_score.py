@@ -108,12 +108,13 @@ def test_a_script_scores_two_images(folder: Path) -> None:
 
 def test_pairs_are_scored_together_each_by_its_theme(folder: Path) -> None:
     judge = GreyJudge(silent_about="blue")
-    pairs = [(folder / "a.png", IMAGES[1]), (IMAGES[2], IMAGES[3]), (IMAGES[0], IMAGES[1])]
-    verdicts = PacoReward(judge).score_pairs(pairs, themes=["red", "blue", ""])
+    pairs = [(folder / "a.png", IMAGES[1]), (IMAGES[2], IMAGES[3]), ("no.png", IMAGES[0]), (IMAGES[0], IMAGES[1])]
+    verdicts = PacoReward(judge).score_pairs(pairs, themes=["red", "blue", "", ""])
     assert len(judge.calls) == 1
-    assert [verdict.p_yes for verdict in verdicts] == [pytest.approx(p(0, 1)), None, pytest.approx(p(0, 1))]
+    assert [verdict.p_yes for verdict in verdicts] == [pytest.approx(p(0, 1)), None, None, pytest.approx(p(0, 1))]
     assert verdicts[1].error == "it fell silent"
-    with pytest.raises(ValueError, match="3 pairs and 1 themes"):
+    assert "no.png" in verdicts[2].error
+    with pytest.raises(ValueError, match="4 pairs and 1 themes"):
         PacoReward(judge).score_pairs(pairs, themes=["red"])
 
 

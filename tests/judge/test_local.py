@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,6 +61,9 @@ def test_p_yes_is_the_plain_forwards(
     assert answers(judge, asked[::-1])[::-1] == pytest.approx(plain, abs=tolerance)
     alone = [answers(judge, [question])[0] for question in asked[:5]]
     assert alone == pytest.approx(plain[:5], abs=tolerance)
+    with ThreadPoolExecutor(4) as threads:
+        parts = list(threads.map(partial(answers, judge), [asked[start:] for start in range(4)]))
+    assert [part[-1] for part in parts] == pytest.approx([plain[-1]] * 4, abs=tolerance)
     assert max(plain) - min(plain) > 0.1
 
 

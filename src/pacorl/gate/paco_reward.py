@@ -105,10 +105,11 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             themes: The theme of all pairs, or of each; without one the plain question is asked.
 
         Returns:
-            One verdict per pair, in order: `p_yes`, or None with the reason as `error`.
+            One verdict per pair, in order: `p_yes`, or None with the reason as `error`, such as an image that cannot
+            be read.
 
         Raises:
-            ValueError: for another number of themes, no two images, or an invalid image (an ImageError).
+            ValueError: for another number of themes, or no two images.
 
         Example:
             verdicts = reward.score_pairs([("a.png", "b.png"), ("a.png", "c.png")], themes="a red fox")
@@ -121,15 +122,20 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             if len(pair) != 2:
                 raise ValueError(f"pairs[{number}] has {len(pair)} images; a pair has two")
 
-        verdicts: list[Verdict] = []
-        for chunk in in_batches(list(zip(pairs, of_pair, strict=True)), TOGETHER):
-            questions = []
-            for pair, theme in chunk:
+        verdicts: dict[int, Verdict] = {}
+        for chunk in in_batches(list(enumerate(zip(pairs, of_pair, strict=True))), TOGETHER):
+            questions = {}
+            for number, (pair, theme) in chunk:
                 (text,) = questions_about(theme).values()
-                images = tuple(as_rgb(_opened(image), "an image of a pair") for image in pair)
-                questions.append(Question(images, text))
-            verdicts += self.judge.verdicts(questions)
-        return verdicts
+                try:
+                    images = tuple(as_rgb(_opened(image), "an image of a pair") for image in pair)
+                except ValueError as fault:
+                    # One bad file costs its own pairs alone.
+                    verdicts[number] = Verdict(None, str(fault))
+                    continue
+                questions[number] = Question(images, text)
+            verdicts |= zip(questions, self.judge.verdicts([*questions.values()]), strict=True)
+        return [verdicts[number] for number in range(len(pairs))]
 
     def score_set(
         self,

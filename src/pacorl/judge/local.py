@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def base_of(checkpoint: str) -> str:
 
 
 class LocalJudge:
-    """A Qwen-VL-family model in this process; one call at a time.
+    """A Qwen-VL-family model in this process. Calls of several threads pass one at a time.
 
     A call computes every distinct question, every distinct image (by its pixels) and every common prefix of prompts
     once.
@@ -113,6 +114,8 @@ class LocalJudge:
         """Curves of the verdicts; None leaves P(Yes) as the model gives it."""
         self.note = ""
         """Caveat for readers of the verdicts; empty for most judges."""
+        self._turn = Lock()
+        """Held by a call: a forward keeps its state in the model's layers."""
 
     @classmethod
     def from_pretrained(
@@ -153,7 +156,8 @@ class LocalJudge:
         """Return one verdict per question, in order. Raises ImageError for an unreadable image."""
         if not questions:
             return []
-        verdicts = self._verdicts(questions)
+        with self._turn:
+            verdicts = self._verdicts(questions)
         if self.calibration:
             return self.calibration.calibrated(verdicts)
         return verdicts
@@ -168,8 +172,9 @@ class LocalJudge:
         """
         if reason := text_fault(question.text):
             raise RuntimeError(f"no reasons: {reason}")
-        (prompt,) = self.prompting.chat_prompts([question])
-        answer = self.generate(prompt, max_new_tokens=MOST_WORDS, do_sample=False).sequences[0]
+        with self._turn:
+            (prompt,) = self.prompting.chat_prompts([question])
+            answer = self.generate(prompt, max_new_tokens=MOST_WORDS, do_sample=False).sequences[0]
         return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
 
     def models(self) -> list[nn.Module]:
@@ -180,7 +185,9 @@ class LocalJudge:
         """Return the (V,) log-probabilities of each prompt's first answer token, in fp64 on the CPU."""
         if not prompts:
             return []
-        return list(log_softmax(self._last_logits(prompts, slice(None))))
+        with self._turn:
+            logits = self._last_logits(prompts, slice(None))
+        return list(log_softmax(logits))
 
     @torch.inference_mode()
     def generate(self, prompt: ChatPrompt, **options: Any) -> Any:
