@@ -191,7 +191,7 @@ def test_a_generator_is_loaded_and_generates(kind: str, job: Job, tmp_path: Path
     twin(kind).pipeline.save_pretrained(folder)
     plain = Generator.from_pretrained(str(folder), **settings_of(POLICIES[kind]))
     assert type(plain.policy) is POLICIES[kind].policy
-    assert plain.edits if job.prompt.sources else plain.sets
+    assert POLICIES[kind].edits if job.prompt.sources else POLICIES[kind].sets
     (image,) = plain.sample([job.prompt], [0], size=AREA, steps=STEPS)
     assert Size(image.height, image.width) == plain.size_of(job.prompt, AREA) == job.size
     _save_drawn_adapter(job.policy, adapter)

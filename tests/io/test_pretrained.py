@@ -122,7 +122,7 @@ EXCEPTIONS = {
     # Bytes that the line itself has made.
     "runtime/processes.py": ["pickle.loads(pickle.dumps(error))"],
     # A line of a model card.
-    "report/publish.py": ['pipeline = DiffusionPipeline.from_pretrained("{base}", dtype=torch.bfloat16)'],
+    "report/publish.py": ['pipeline = DiffusionPipeline.from_pretrained("{{ base }}", dtype=torch.bfloat16)'],
 }
 """Module → its loads beside `pretrained`."""
 

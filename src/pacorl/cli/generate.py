@@ -78,6 +78,13 @@ class GenerationRequest:
     page: FinishedPage | None = None
     """The page whose panels the prompts are."""
 
+    @property
+    def panels(self) -> Sequence[str]:
+        """Text of each panel; empty for one image or an edit."""
+        if self.page:
+            return self.page.panels.texts
+        return [text for prompt in self.prompts for text in prompt.panels]
+
 
 def generate(
     text: str = Argument("", help="Short for --prompt."),
@@ -113,7 +120,7 @@ def generate(
     requested = read_request(request, generator, gate)
     judge = _check_request(requested, generator, choice, gate, separate=request.separate)
     if dry_run:
-        print_plan(generator, choice, judge, prompts=requested.prompts, as_json=as_json)
+        print_plan(generator, choice, judge, prompts=requested.prompts, panels=requested.panels, as_json=as_json)
     # The output can be written, and replaces nothing that was not generated.
     check_writable(out, folder=True)
     written = [out / requested.stem]

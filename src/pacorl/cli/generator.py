@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
 from pacorl.cli import gate
@@ -127,6 +126,7 @@ def print_plan(
     source: str,
     *,
     prompts: Sequence[Prompt],
+    panels: Sequence[str],
     as_json: bool,
 ) -> NoReturn:
     """Print the memory and downloads of generator and judge, and end the command."""
@@ -137,4 +137,4 @@ def print_plan(
     images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0)
     policy = spec.options_for(generator.model, dtype=generator.dtype, memory=choice.memory, **generator.policy_options)
     plan = plan_generation(policy, size=generator.size, judge=source, images=images)
-    end_with(plan, as_json=as_json, panels=list(chain.from_iterable(prompt.panels for prompt in prompts)))
+    end_with(plan, as_json=as_json, panels=list(panels))

@@ -45,7 +45,7 @@ class Interval:
         """Format as `0.549 (0.412 to 0.683)`; the mean alone without an interval."""
         form = "+z.3f" if signed else "z.3f"
         text = f"{self.mean:{form}}"
-        if self.low is not None:
+        if self.low is not None and self.high is not None:
             text += f" ({self.low:{form}} to {self.high:{form}})"
         return text.replace("-", "\N{MINUS SIGN}")
 
