@@ -59,8 +59,6 @@ def test_a_threshold_comes_from_the_calibration_or_is_a_half(folder: Path, tmp_p
     result = run("check", *pair, "--calibration", path, "--json")
     assert result.exit_code == 0, result.output
     assert (json.loads(result.stdout)["least"], json.loads(result.stdout)["calibrated"]) == (0.25, True)
-    result = run("score", *pair, "--calibration", path, "--json")
-    assert json.loads(result.stdout)["calibrated"] is True
 
 
 @pytest.mark.slow
@@ -70,7 +68,7 @@ def test_a_calibration_is_written_from_pairs_and_replaces_no_file(tmp_path: Path
     assert result.exit_code == 0, result.output
     assert re.search(r"ECE of \d+ pairs held out: [\d.]+ before, [\d.]+ after", result.stdout)
     before = read_calibration(out)
-    assert before.identity == identity_at("tiny", "tiny") != ""
+    assert before.identity == identity_at("tiny") != ""
     assert "is there already" in str(run("calibrate", "tiny", "tiny:dev:60", "--out", out).exception)
     assert read_calibration(out) == before is not None
 

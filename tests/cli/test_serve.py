@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from pacorl import web
 from pacorl.cli import app
 from pacorl.io.versions import install_command
+from pacorl.judge import identity_at
 from pacorl.serve import server, vllm
 
 CALLS = dict[str, Any]
@@ -58,7 +59,8 @@ def run(*arguments: object) -> Result:
 def test_the_built_in_server_gets_a_judge_and_its_address(calls: CALLS, judge_folder: Path) -> None:
     result = run("serve", judge_folder, "--name", "mine", "--port", 9001)
     assert result.exit_code == 0, result.output
-    assert (calls["name"], calls["address"]) == ("mine", ("127.0.0.1", 9001))
+    assert (calls["name"], calls["identity"]) == ("mine", identity_at(str(judge_folder)))
+    assert calls["address"] == ("127.0.0.1", 9001)
     assert "serving mine at http://127.0.0.1:9001/v1" in result.stderr
 
 

@@ -63,13 +63,6 @@ def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> 
         assert not reward.score_set(TWO).calibrated
 
 
-def test_a_judge_that_was_trained_again_in_its_place_is_another(tmp_path: Path) -> None:
-    Calibration("tiny", Curve(), identity="sha256 0").check_judge("a/copy", "a copy", "sha256 0")
-    Calibration("tiny", Curve(), identity="sha256 0").save(tmp_path / "c.json")
-    with pytest.raises(ValueError, match="sha256 0"):
-        PacoReward.from_pretrained("tiny", calibration=tmp_path / "c.json")
-
-
 def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     comparison = Comparison((tmp_path / "a.png",) * 2, "same?", consistent=True)

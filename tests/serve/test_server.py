@@ -25,8 +25,13 @@ from tiny_sets import set_of
 from typer.testing import CliRunner
 
 from pacorl.cli import app
+from pacorl.config.options import UsageError
+from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent, shows_text
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.net import ServiceRefusedError
+from pacorl.judge import identity_at
+from pacorl.judge.calibration import Calibration
 from pacorl.judge.http import HttpJudge
 from pacorl.judge.images import DistinctImage
 from pacorl.judge.local import LocalJudge
@@ -112,8 +117,19 @@ def test_the_likeliest_tokens_come_first_and_then_all_spellings_of_yes_and_no(ur
 
 @pytest.fixture(scope="module")
 def tiny_url() -> Iterator[str]:
-    with serving({"mine": LocalJudge.from_pretrained("tiny")}) as url:
+    with serving({"mine": LocalJudge.from_pretrained("tiny")}, identity=identity_at("tiny")) as url:
         yield url
+
+
+def test_a_calibration_is_of_weights_that_have_any_name(url: str, tiny_url: str, tmp_path: Path) -> None:
+    """Under one name a server may be started again with other weights; without their digest the name counts."""
+    path = tmp_path / "c.json"
+    for source, identity in (("tiny", identity_at("tiny")), (tiny_url, identity_at("tiny")), (url, "model judge")):
+        Calibration("a copy", Curve(), identity=identity).save(path)
+        PacoReward.from_pretrained(source, calibration=path).close()
+        Calibration("mine", Curve(), identity="sha256 0").save(path)
+        with pytest.raises(UsageError, match="sha256 0"):
+            PacoReward.from_pretrained(source, calibration=path)
 
 
 @pytest.fixture(scope="module")

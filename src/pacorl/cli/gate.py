@@ -334,7 +334,7 @@ def calibrate(
         check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
         check_unseen(judge, pairs, test=test_pairs)
         with PacoReward.from_pretrained(judge) as reward, progress(f"questions to {reward.name}") as advance:
-            name = reward.name
+            name, identity = reward.name, identity_at(judge, reward.judge)
             answers = ask_comparisons(reward.judge, pairs, progress=advance)
             held_out = ask_comparisons(reward.judge, test_pairs, progress=advance) if test_pairs else None
 
@@ -347,6 +347,6 @@ def calibrate(
     if held_out:
         lines.append(error_line("held out", held_out, curve))
     # Saved before the output, which may fail on a closed pipe.
-    Calibration(name, curve, identity=identity_at(judge, name)).save(out)
+    Calibration(name, curve, identity=identity).save(out)
     following = f"pacorl check FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
     echo("\n".join([*lines, f"calibration: {out}", pasteable(f"next: {following}")]))

@@ -42,7 +42,7 @@ def serve(
         raise ValueError(f"{' '.join(context.args)} would be for vLLM; the built-in server takes no further arguments")
 
     from pacorl.io.quiet import quiet_loading
-    from pacorl.judge import check_judge
+    from pacorl.judge import check_judge, identity_at
     from pacorl.runtime.cores import use_cores
 
     check_judge(source)
@@ -58,7 +58,7 @@ def serve(
         use_cores()
         quiet_loading()
         judge = LocalJudge.from_pretrained(source, **placement(source))
-        app = create_app(served.name, judge, api_key=key or "")
+        app = create_app(served.name, judge, api_key=key or "", identity=identity_at(source))
         run(app, listener, announce=lambda: echo_errors(f"serving {served.name} at {url}/v1"))
 
 

@@ -66,7 +66,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         curve = read_calibration(calibration)
         judge, name = judge_from(str(source), variants=variants, calibration=curve, memory=memory)
         if curve:
-            curve.check_judge(str(source), name, identity_at(str(source), name))
+            curve.check_judge(str(source), name, identity_at(str(source), judge))
         return cls(judge, name=name)
 
     @property

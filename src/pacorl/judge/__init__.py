@@ -87,10 +87,13 @@ def identity_of(settings: JudgeSettings) -> str:
     return f"sha256 {text_digest(' '.join(digests))[:16]}"
 
 
-def identity_at(source: str, name: str) -> str:
-    """Identify the judge of a source that goes by this name: `identity_of`, or the model that its server has."""
-    settings = settings_of(source, memory="normal")
-    return f"model {name}" if settings.remote else identity_of(settings)
+def identity_at(source: str, judge: Judge | None = None) -> str:
+    """Identify the judge of a source, or of its server: by the digest that the server publishes, or the model's name.
+
+    Args:
+        judge: The opened judge, which a server's needs.
+    """
+    return getattr(judge, "identity", "") or identity_of(JudgeSettings(checkpoint=source))
 
 
 def settings_of(source: str, *, memory: str) -> JudgeSettings:
@@ -155,4 +158,4 @@ def check_judge(source: str, *, adapter: str = "", calibration: str | Path = "")
 
         check_local(source, adapter)
         if curve := read_calibration(calibration):
-            curve.check_judge(source, source, identity_at(source, source))
+            curve.check_judge(source, source, identity_at(source))

@@ -34,7 +34,7 @@ class Calibration:
     thresholds: Mapping[Mode, Mapping[PositiveInt, Annotated[float, Field(ge=0, le=1)]]] = field(default_factory=dict)
     """Mode → number of panels → least score of a panel."""
     identity: str = ""
-    """A digest of the judge's weights, or its name on a server (`judge.identity_at`); without one, names count."""
+    """A digest of the judge's weights, or its name on a server without (`judge.identity_at`); if empty, names count."""
 
     def check_judge(self, source: str, name: str, identity: str) -> None:
         """Raise UsageError for another judge than the calibrated one: its curve and thresholds would mean nothing."""

@@ -155,9 +155,9 @@ def read_text(answer: Json) -> str:
     return str(choice_of(answer)["message"]["content"].strip())
 
 
-def read_models(answer: Json) -> dict[str, str]:
-    """Read the names of the served models, each with its note."""
-    return {str(model["id"]): str(model.get("note") or "") for model in answer.get("data", [])}
+def read_models(answer: Json) -> dict[str, Json]:
+    """Read the entries of the served models by their names."""
+    return {str(model["id"]): model for model in answer.get("data", [])}
 
 
 def choice_of(answer: Json) -> Any:
@@ -228,6 +228,8 @@ class HttpJudge:
         """Token ids of Yes and No; None if unknown, or before `check`."""
         self.decides = False
         """Whether the server is asked for decisions, because it has no log-probabilities."""
+        self.identity = ""
+        """Identity of the weights, or the model's name if the server publishes none; empty before `check`."""
         self._note = ""
         self._refused: set[str] = set()
         """Those of `VLLM_KEYS` that the server does not take."""
@@ -448,25 +450,27 @@ class HttpJudge:
     async def _handshake(self) -> None:
         """Query the server's models and token ids."""
         # The model, by its name or because it is alone.
-        notes: dict[str, str] = {}
+        models: dict[str, Json] = {}
         try:
-            notes = await self._exchange(f"{self.url}/models", read=read_models)
+            models = await self._exchange(f"{self.url}/models", read=read_models)
         except ServiceFault as fault:
             # `transformers serve` lists the hub's cache, and fails without one.
             if fault.unreachable or not self.model:
                 raise
-        names = ", ".join([*notes][:20])[:500]
-        if not self.model and len(notes) != 1:
+        names = ", ".join([*models][:20])[:500]
+        if not self.model and len(models) != 1:
             raise ServiceRefusedError(f"{self.url} serves {names or 'no list of models'}; name one as URL#MODEL")
-        self.model = self.model or next(iter(notes))
-        self._note = notes.get(self.model, "")
+        self.model = self.model or next(iter(models))
+        entry = models.get(self.model, {})
+        self._note = str(entry.get("note") or "")
+        self.identity = str(entry.get("identity") or f"model {self.model}")
 
         # Its tokens. `transformers serve` has no log-probabilities, but a page for probabilities.
         base = self.url.removesuffix("/v1")
         self.ids = await self._token_ids(f"{base}/tokenize")
         if self.ids is None:
             self.decides = "/v1/systemone" in str((await self._page(f"{base}/openapi.json")).get("paths"))
-        if notes and self.model not in notes and not self.decides:
+        if models and self.model not in models and not self.decides:
             raise ServiceRefusedError(f"{self.url} serves no model {self.model!r}; it serves {names}")
 
     async def _token_ids(self, page: str) -> TokenIds | None:

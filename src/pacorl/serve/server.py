@@ -195,10 +195,18 @@ def data_of(url: str, *, name: str) -> bytes:
 # --- the application -------------------------------------------------------------------------------------------
 
 
-def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  # noqa: C901, PLR0915 - a list of routes
-    """Build the server's application for one judge; `api_key` is the callers' key, empty for none."""
+def create_app(  # noqa: C901, PLR0915 - a list of routes
+    name: str, judge: LocalJudge, *, api_key: str = "", identity: str = ""
+) -> FastAPI:
+    """Build the server's application for one judge.
+
+    Args:
+        api_key: The callers' key; empty for none.
+        identity: Digest of the weights (`identity_at`), to which clients bind their calibrations.
+    """
     served = ServedJudge(name, judge)
     about = PacoReward(judge, name=name).about
+    model = {"id": name, "object": "model", "identity": identity, **about}
     registry = CollectorRegistry()
     seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], registry=registry)
 
@@ -229,7 +237,7 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "") -> FastAPI:  
     app.middleware("http")(measured)
     app.get(HEALTH)(lambda: {"status": "ok"})
     app.get("/metrics")(lambda: Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST))
-    app.get("/v1/models")(lambda: {"object": "list", "data": [{"id": name, "object": "model", **about}]})
+    app.get("/v1/models")(lambda: {"object": "list", "data": [model]})
 
     @app.post("/v1/chat/completions")
     async def chat(request: ChatRequest) -> dict[str, Any]:
