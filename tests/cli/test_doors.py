@@ -55,6 +55,7 @@ MISUSED: list[tuple[list[str], str]] = [
     ([*SCORE, "--criteria", ""], "--criteria"),
     ([*SCORE, "--calibration", "other.json"], "calibrate tiny"),
     ([*MAKE, "--calibration", "other.json"], "calibrate tiny"),
+    (["dataset", "explain", "empty", "--model", "tiny"], "--model 'tiny'"),
 ]
 """Wrong words: exit code 2."""
 REFUSED: list[tuple[list[str], str]] = [

@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from pacorl.cli.dataset import app
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export, label
 from pacorl.dataset.folder import read_answers, read_instances, write_records
@@ -39,9 +41,7 @@ def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
     counts = explain(ranked, model)
     pairs, _, _ = label(ranked)
     assert counts["explained"] == len(pairs) == len(server.requests)
-    content = server.requests[0][0]["content"]
-    assert [part["type"] for part in content] == ["image_url", "image_url", "text"]
-    assert content[0]["image_url"]["url"].startswith("data:image/png;base64,")
+    assert [part["type"] for part in server.requests[0][0]["content"]] == ["image_url", "image_url", "text"]
     export(ranked, test_share=0.0)
     rows = read_jsonl(ranked / "export/consistency_train.jsonl")
     assert len(rows) == len(pairs)
@@ -69,6 +69,15 @@ def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
     assert {pairs[row["key"]].consistent for row in flagged} == {False}
     splits = export(ranked, test_share=0.0)["splits"]
     assert splits["train"]["with_reasons"] == len(pairs) - no
+
+
+def test_failed_pairs_are_an_exit_code_and_a_fault_behind_an_address_as_of_a_judge(ranked, llm):
+    server, _ = llm(lambda messages, number: "I would rather not.")
+    for model, code, named in ((f"{server.url.removesuffix('/v1')}#seer", 3, "3 answers"), (server.url, 1, server.url)):
+        ended = CliRunner().invoke(app, ["explain", str(ranked), "--model", model, "--limit", "2"])
+        assert ended.exit_code == code
+        assert named in f"{ended.output}{ended.exception}"
+    assert {chat["model"] for chat in server.chats} == {"seer"}
 
 
 def test_a_wrong_model_name_stops_at_once(ranked, llm):

@@ -6,15 +6,16 @@ Every step works on one folder, and may be run again at any time.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
-from pacorl.cli.shared import Commands, echo, echo_errors, needing, pasteable, progress
-from pacorl.config.options import LARGEST, SEEDS, GeneratorOptions, JudgeOptions, inherited, option
+from pacorl.cli.shared import INCOMPLETE, Commands, echo, echo_errors, needing, pasteable, progress
+from pacorl.config.options import LARGEST, SEEDS, GeneratorOptions, JudgeOptions, UsageError, inherited, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -60,13 +61,12 @@ def show(counts: JsonObject, following: str) -> None:
 
 
 def chat_model(source: str) -> ChatModel:
-    """Connect to the language model of `--model`. Raises ValueError if none is named."""
+    """Connect to the language model of `--model`. Raises UsageError if none is named."""
     from pacorl.judge.chat import ChatModel
 
-    url, _, name = source.rpartition("#")
-    if not name:
-        raise ValueError("no language model is named; give --model, such as http://127.0.0.1:8000/v1#MODEL")
-    return ChatModel(name, base_url=url)
+    if source in ("", TINY):
+        raise UsageError(f"--model {source!r} is no language model; give one, such as http://127.0.0.1:8000/v1#MODEL")
+    return ChatModel.at(source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,11 +210,16 @@ def explain(
     limit: int | None = Option(None, min=1, max=LARGEST, help="At most so many pairs."),
     model: str = MODEL,
 ) -> None:
-    """Write reasons for the labelled pairs."""
+    """Write reasons for the labelled pairs, by a model that sees images; exit code 3 if some have none."""
     from pacorl.dataset.explain import explain as write
 
-    then = following("export", folder)
-    run("explaining", write, folder, chat_model(model), limit=limit, workers=REQUESTS, then=then)
+    chat = chat_model(model)
+    with progress("explaining") as advance:
+        counts = write(folder, chat, limit=limit, workers=REQUESTS, progress=advance)
+    # The same command tries failed pairs again.
+    show(counts, shlex.join(sys.argv[1:]) if counts["failed"] else following("export", folder))
+    if counts["failed"]:
+        raise Exit(INCOMPLETE)
 
 
 @app.command()

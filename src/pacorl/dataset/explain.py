@@ -54,7 +54,7 @@ def explain(
     """Explain labelled pairs: rankings → explanations.jsonl.
 
     Returns:
-        The number of explained, flagged and failed pairs.
+        The number of explained, flagged and failed pairs, and the first fault if there is one.
     """
     pairs = {pair_key(pair): pair for pair in label(folder)[0][:limit]}
 
@@ -75,7 +75,9 @@ def explain(
     status = Counter(rows[key]["status"] for key in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
     step = DatasetStep(folder, "explain", inputs=ranking_files(folder), options={"model": model.model})
-    return step.finish(outputs=[path], counts=counts)
+    counts = step.finish(outputs=[path], counts=counts)
+    faults = [rows[key]["error"] for key in pairs if rows[key]["status"] == "failed"]
+    return counts | {"first_fault": faults[0]} if faults else counts
 
 
 def explain_pair(folder: Path, model: ChatModel, pair: Comparison) -> JsonObject:

@@ -41,7 +41,7 @@ def open_writer(source: str) -> PanelWriter | None:
     url, _, model = source.partition("#")
     if not (is_url(url) and model):
         raise ValueError(f"the panel writer {source!r} is neither {TEMPLATE} nor a URL#MODEL of a language model")
-    chat = ChatModel(model, base_url=url)
+    chat = ChatModel.at(source)
 
     def write(request: SetRequest, count: int) -> PanelDraft:
         reply = ask_for_set(chat, sentence_text(request.text, count), count=count)

@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 
 from pacorl.io.documents import object_within, typed
-from pacorl.io.net import ServiceFault, client_options, own_headers, service_faults, service_url
+from pacorl.io.net import ServiceFault, client_options, is_url, own_headers, service_faults, service_url
+from pacorl.judge.judge import split_address
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; servers without keys need none."""
@@ -40,6 +41,14 @@ class ChatModel:
     timeout_seconds: float = 120.0
     retries: int = 5
     """Of transport faults (time-outs, 429, 5xx)."""
+
+    @classmethod
+    def at(cls, source: str) -> ChatModel:
+        """Resolve `URL#MODEL`, as of a judge, or a model's name. Raises ValueError if no model is named."""
+        address, _, model = source.rpartition("#")
+        if not model or is_url(model):
+            raise ValueError(f"{source!r} names no language model; give one, such as http://127.0.0.1:8000/v1#MODEL")
+        return cls(model, base_url=split_address(address)[0] if address else "")
 
     def ask(self, messages: Sequence[Message]) -> str:
         """Return the model's answer. Raises ChatError, or ServiceRefusedError if no question will be answered."""
