@@ -42,7 +42,7 @@ def test_the_example_becomes_comparisons_that_a_judge_learns_from(tmp_path: Path
     images = [path for path in EXAMPLE.parent.rglob("*") if path.suffix in {".png", ".jpg"}]
     assert sum(path.stat().st_size for path in images) < 300_000
     counts = import_rankings(tmp_path, EXAMPLE)
-    assert counts == {"rankings": 12, "images": len(images)}
+    assert counts == {"rankings": 12, "images": len(images), "repeated": 0}
     exported = export(tmp_path, test_share=0.25)
     assert {name: split["groups"] for name, split in exported["splits"].items()} == {"train": 6, "test": 2}
     train, test = (comparisons_from(f"{tmp_path}/export/consistency_{split}.jsonl") for split in ("train", "test"))
@@ -89,6 +89,19 @@ def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path)
     with pytest.raises(ValueError, match=r"'rankings' is already the import of .*mine/rankings\.csv"):
         import_rankings(tmp_path, other)
     assert len(read_answers(tmp_path / "imported/rankings/rankings.jsonl")) == 1
+
+
+def test_answers_under_another_files_name_count_once(mine, tmp_path: Path) -> None:
+    source = mine(line(0), line(1), line(2, ",ann"))
+    again = source.with_name("again.csv")
+    shutil.copy(source, again)
+    for path, rankings, repeated in ((source, 3, 0), (again, 0, 3), (source, 3, 0)):
+        assert import_rankings(tmp_path, path).items() >= {"rankings": rankings, "repeated": repeated}.items()
+    votes = export(tmp_path)["balance"]["votes"]
+    # A person without a name who agrees about one question only is another; ann is ann.
+    again.write_text(mine(line(0), "1/0.png,1/3.png | 1/2.png | 1/1.png,,", line(2, ",ann")).read_text())
+    assert import_rankings(tmp_path, again).items() >= {"rankings": 2, "repeated": 1}.items()
+    assert export(tmp_path)["balance"]["votes"] == votes + 4
 
 
 def test_a_person_answers_a_question_about_images_once(mine, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ GOOD = "reference,candidates\nr.png,a.png | b.png\n"
     ("text", "place"),
     [
         ("", "1: .*'reference'"),
-        ("reference;candidates\nr.png;a | b\n", "1: .*'reference'"),
+        ("reference;candidates\nr.png;a | b\n", "1: .*'reference'.*by ';'"),
         ("reference,order\n", "1: .*'candidates'"),
         ("reference,candidates\n", ".*rankings"),
         ("reference,candidates,anotator\nr.png,a | b,x\n", "2: .*'anotator'.*'annotator'"),

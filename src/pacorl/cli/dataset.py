@@ -237,7 +237,8 @@ def export(
 
     for source in rankings:
         counts = import_rankings(folder, source)
-        echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images")
+        repeated = f"; {counts['repeated']} left out, which {folder} has already" if counts["repeated"] else ""
+        echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images{repeated}")
     files = [shlex.quote(str((out or folder / "export") / f"consistency_{name}.jsonl")) for name in ("train", "test")]
     recipe = "tiny" if _is_tiny(folder) else "paco_reward_7b"
     command = f"train-reward reward/{recipe} data.train=[{files[0]}] data.evaluation=[{files[1]}]"

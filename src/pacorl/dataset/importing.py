@@ -6,16 +6,18 @@ Each import is a folder `imported/NAME/` with its images and rankings.jsonl, whi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from pacorl.dataset.export import link_or_copy
-from pacorl.dataset.folder import write_records
+from pacorl.dataset.answer_log import collect_answers
+from pacorl.dataset.export import IMPORTED, link_or_copy
+from pacorl.dataset.folder import read_answers, write_records
 from pacorl.dataset.manifest import DatasetStep
+from pacorl.dataset.rules import question_of
 from pacorl.io.documents import blamed_on
-from pacorl.io.files import digest, flush_all, inside, safe_name, twin_hint
+from pacorl.io.files import digest, flush_all, inside, kept_digest, make_folder, safe_name, twin_hint
 from pacorl.io.images import check_readable, listed
 from pacorl.records.rankings import Ranking, load_rankings
 
@@ -23,7 +25,8 @@ from pacorl.records.rankings import Ranking, load_rankings
 def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     """Import a CSV or JSONL of rankings (`records.rankings`) as `imported/NAME`, the name of the file, with its images.
 
-    Rankings of one reference are a group, unless the file names its groups. Returns the number of rankings and images.
+    Rankings of one reference are a group, unless the file names its groups. Returns the number of rankings and images,
+    and of `repeated` rankings, which the folder has already and which are left out.
 
     Raises:
         ValueError: another source has the name, or a record is malformed or an image missing (with file and record);
@@ -43,15 +46,18 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     files = _images(source, rankings)
     stored = {image: f"imported/{name}/files/{file}" for image, file in files.items()}
     rankings = _named(source, rankings, stored, name)
-    images = sorted(set(files.values()))
+    path_of = {stored[image]: inside(source.parent, file) for image, file in files.items()}
+    new = _without_repeated(rankings, path_of, folder, name)
+    images = sorted({image for ranking in new for image in (ranking.reference, *ranking.candidates)})
 
     # Bring the images in, then write the records.
     target = folder / "imported" / name
-    for file in images:
-        link_or_copy(inside(source.parent, file), target / "files" / file)
+    for image in images:
+        link_or_copy(path_of[image], folder / image)
     flush_all()  # one wait for all images, before a file names them
-    write_records(target / "rankings.jsonl", rankings)
-    counts = {"rankings": len(rankings), "images": len(images)}
+    make_folder(target)
+    write_records(target / "rankings.jsonl", new)
+    counts = {"rankings": len(new), "images": len(images), "repeated": len(rankings) - len(new)}
     return step.finish(outputs=[target / "rankings.jsonl"], counts=counts)
 
 
@@ -92,6 +98,33 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
             )
         )
     return imported
+
+
+def _without_repeated(
+    rankings: Sequence[Ranking], path_of: Mapping[str, Path], folder: Path, name: str
+) -> list[Ranking]:
+    """Leave out rankings that the folder has already: the same person, question, images by content, and order.
+
+    Two files without names are of one person if one contains all rankings of the other.
+    """
+
+    def key(ranking: Ranking, source: str) -> tuple[object, ...]:
+        person = "" if ranking.annotator == source else ranking.annotator
+        reference, *tiers = (
+            frozenset(kept_digest(path_of.get(image) or folder / image) for image in tier)
+            for tier in ((ranking.reference,), *ranking.tiers)
+        )
+        return person, question_of(ranking), reference, tuple(tiers)
+
+    keys = [key(ranking, name) for ranking in rankings]
+    known: set[tuple[object, ...]] = {key(ranking, "") for ranking in collect_answers(folder)}
+    for path in folder.glob(IMPORTED):
+        other = path.parent.name
+        if other != name:
+            others = {key(ranking, other) for ranking in read_answers(path)}
+            mine, theirs = ({each for each in side if not each[0]} for side in (keys, others))
+            known |= others if mine <= theirs or theirs <= mine else others - theirs
+    return [ranking for ranking, each in zip(rankings, keys, strict=True) if each not in known]
 
 
 def _images(source: Path, rankings: Sequence[Ranking]) -> dict[str, str]:

@@ -127,9 +127,12 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     try:
         missing = {"reference", "candidates"}.difference(rows.fieldnames or ())
         if missing:
-            raise ValueError(
-                f"{path}:1: there is no column {max(missing)!r}; the first line names the columns, e.g. {EXAMPLE}"
-            )
+            fix = f"the first line names the columns, e.g. {EXAMPLE}"
+            # A spreadsheet of a country with decimal commas.
+            for separator in (";", "\t"):
+                if separator in "".join(rows.fieldnames or ()):
+                    fix = f"its columns are separated by {separator!r}; save it with commas"
+            raise ValueError(f"{path}:1: there is no column {max(missing)!r}; {fix}")
         for row in rows:
             surplus: Any = row.pop(None, None)
             if surplus:
