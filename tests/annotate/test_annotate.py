@@ -187,12 +187,13 @@ def test_what_people_disagree_on_is_settled_by_one_more_contradictions_first_the
     assert annotation.disputed() == [contrary, misfit, opposite]
     listed = {one["id"]: one for one in annotation.summary()["questions"]}
     assert [*listed] == annotation.disputed()
+    assert listed[contrary]["opinions"][1]["order"] == annotation.state("fay")["task"]["opinions"][1]["order"]
     assert [(one["name"], one["reason"]) for one in listed[misfit]["opinions"]] == [("ann", ""), ("ben", NONE_FITS)]
     assert annotation.image_of(ADMIN, public_key(misfit), "0").is_file()
     state = annotation.state("fay")
     assert state["adjudicates"]
     assert [opinion["name"] for opinion in state["task"]["opinions"]] == ["Person 1", "Person 2"]
-    shown = shown_order("fay", annotation.log.instances[contrary])  # 1, 2, 0: a swap would be its own inverse
+    shown = shown_order(ADMIN, annotation.log.instances[contrary])  # 1, 2, 0: a swap would be its own inverse
     assert [[shown[slot] for slot in one["order"]] for one in state["task"]["opinions"]] == [[0, 1, 2], [1, 2, 0]]
     rank_next(annotation, "fay")
     decisions = [answer for answer in final_answers(collect_answers(annotation.folder)) if answer.adjudicated]

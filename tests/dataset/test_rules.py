@@ -7,6 +7,7 @@ import pytest
 
 from pacorl.core import questions
 from pacorl.dataset.rules import (
+    agreement_by_person,
     best_worst,
     in_either_order,
     label_pairs,
@@ -45,6 +46,7 @@ def test_the_share_of_pairs_in_the_same_order_by_hand():
     agreement = pair_agreement([*three, *others])
     assert (agreement.mean, agreement.groups, agreement.low) == (pytest.approx(6 / 18), 1, None)
     assert pair_agreement(others) is None
+    assert agreement_by_person([*three, *others]) == {"x": (5, 12), "y": (6, 12), "z": (1, 12)}
     # Of a = b > c > d and abcd, the pair that one of them ties is left out.
     tied = replace(answer("y", "abcd"), tiers=(("a", "b"), "c", "d"))
     assert pair_agreement([answer("x", "bacd"), tied]).mean == 1

@@ -23,9 +23,10 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field, StringConstraints
 
 from pacorl.core.grid import subject_text
+from pacorl.core.ranking import FEWEST
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
-from pacorl.dataset.rules import best_worst, pair_agreement, pair_orders
+from pacorl.dataset.rules import agreement_by_person, best_worst, pair_agreement, pair_orders
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import existing, inside, safe_name, sole_holder, text_digest
 from pacorl.io.images import IMAGE_TYPES
@@ -36,6 +37,8 @@ PAGE = Path(__file__).parent / "page"
 ADMIN = "admin"
 CONTROL_EVERY = 20
 """Questions per control question."""
+BACKWARDS = 0.3
+"""Share of alike pairs below which a person may rank backwards: of 30 pairs chance gives so few in 1 of 100 people."""
 LISTED = 100
 """Disputed and skipped questions on the administrator's page at most."""
 
@@ -227,11 +230,15 @@ class Annotation:
                 return self.log.instances[name]
         raise RefusedError(f"there is no instance {key[:80]!r} for {person}", status=404)
 
+    def shown(self, person: str, instance: Instance) -> tuple[int, ...]:
+        """Return the candidates in a person's order; adjudicators and the administrator share one, and its letters."""
+        return shown_order(ADMIN if self.adjudicates(person) else person, instance)
+
     def image_of(self, person: str, key: str, slot: str) -> Path:
         """Find an image of a question, `reference` or a candidate's slot. Raises RefusedError if there is none."""
         instance = self.instance_of(person, key)
         images = {"reference": instance.reference}
-        for number, index in enumerate(shown_order(person, instance)):
+        for number, index in enumerate(self.shown(person, instance)):
             images[str(number)] = instance.candidates[index]
         if slot not in images:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
@@ -256,7 +263,7 @@ class Annotation:
         return {"ranked": ranked, "skipped": len(done) - ranked, "total": len(done) + len(self.open_of(person))}
 
     def _task(self, person: str, instance: Instance) -> dict[str, Any]:
-        shown = shown_order(person, instance)
+        shown = self.shown(person, instance)
         slot_of = [shown.index(candidate) for candidate in range(len(shown))]
         address = f"/images/{public_key(instance.id)}"
         undone = [event for event in self.log.undone.get(person, []) if event.instance == instance.id]
@@ -283,11 +290,15 @@ class Annotation:
         """Describe everybody's progress and agreement, for the administrator."""
         log = self.log
         agreement = pair_agreement(log.rankings())
+        agreement_of = agreement_by_person(log.rankings())
         people = []
         for name, role in log.people.items():
             ranked = [event for event in log.of(name) if event.kind == "rank"]
             controls = [event for event in ranked if log.instances[event.instance].is_control]
             line = {"name": name, "role": role, "controls": len(controls), "passed": sum(map(log.passed, controls))}
+            alike, compared = agreement_of.get(name, (0, 0))
+            line |= {"alike": alike, "compared": compared}
+            line["backwards"] = compared >= FEWEST and alike < BACKWARDS * compared
             people.append(line | self.progress(name))
         # The questions that need a look, with everybody's answers.
         disputed = self.disputed()
@@ -314,7 +325,7 @@ class Annotation:
         # A missing or repeated slot would become a wrong label.
         if not all(tiers) or sorted(chain(*tiers)) != list(range(count)):
             raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
-        shown = shown_order(person, instance)
+        shown = self.shown(person, instance)
         order = [[shown[slot] for slot in tier] for tier in tiers]
         self._change(Event(kind="rank", person=person, instance=instance.id, order=order, request=request))
 

@@ -6,7 +6,7 @@ with the reference, the worst is not.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
@@ -83,6 +83,20 @@ def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
         draws=AGREEMENT_DRAWS,
     )
     return share
+
+
+def agreement_by_person(answers: Iterable[Ranking]) -> dict[str, tuple[int, int]]:
+    """Count each person's pairs of candidates that others order too: in the same order, and all."""
+    alike: Counter[str] = Counter()
+    compared: Counter[str] = Counter()
+    by_instance = grouped((answer.instance, answer) for answer in answers if not answer.adjudicated)
+    for rankings in by_instance.values():
+        for two in combinations(rankings, 2):
+            orders = [order > 0 for order in pair_orders(two) if order]
+            for answer in two:
+                alike[answer.annotator] += sum(orders)
+                compared[answer.annotator] += len(orders)
+    return {person: (alike[person], compared[person]) for person in compared}
 
 
 def question_of(answer: Ranking) -> str:
