@@ -95,12 +95,11 @@ def test_answers_under_another_files_name_count_once(mine, tmp_path: Path) -> No
     source = mine(line(0), line(1), line(2, ",ann"))
     again = source.with_name("again.csv")
     shutil.copy(source, again)
-    for path, rankings, repeated in ((source, 3, 0), (again, 0, 3), (source, 3, 0)):
-        assert import_rankings(tmp_path, path).items() >= {"rankings": rankings, "repeated": repeated}.items()
+    assert [import_rankings(tmp_path, path)["repeated"] for path in (source, again, source)] == [0, 3, 0]
     votes = export(tmp_path)["balance"]["votes"]
     # A person without a name who agrees about one question only is another; ann is ann.
     again.write_text(mine(line(0), "1/0.png,1/3.png | 1/2.png | 1/1.png,,", line(2, ",ann")).read_text())
-    assert import_rankings(tmp_path, again).items() >= {"rankings": 2, "repeated": 1}.items()
+    assert import_rankings(tmp_path, again)["repeated"] == 1
     assert export(tmp_path)["balance"]["votes"] == votes + 4
 
 

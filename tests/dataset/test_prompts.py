@@ -38,13 +38,6 @@ def run(folder, writer, count=12, subjects=SUBJECTS, grids=(SQUARE,), **options)
     return write_all(folder, writer, orders(subjects, count=count, grids=grids), options={}, **options)
 
 
-def test_the_papers_taxonomy():
-    assert len(SUBJECTS) == 32
-    assert Counter(subject.category for subject in SUBJECTS) == {
-        "Design Style": 5, "Story": 5, "Progression": 6, "Instruction": 6, "Character": 5, "Editing": 5,
-    }  # fmt: skip
-
-
 def test_orders_are_balanced():
     found = orders(SUBJECTS, count=2000, grids=[SQUARE, Grid(1, 3)])
     by_category = Counter(one.subject.category for one in found)
@@ -78,8 +71,6 @@ def test_llm_writes_everything_and_a_second_call_asks_nothing(tmp_path, llm):
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ("I would love to! But what about?", "no JSON object"),
-        ({"panels": ["Only one panel here"]}, "exactly 4 panels are needed, got 1"),
         ({"criteria": {}}, "criteria must be given for exactly"),
         ({"panels": ["It says. NOTE: this is no tag"] * 4}, "panel tag"),
         ({"theme": ""}, "used: theme"),
@@ -89,7 +80,7 @@ def test_unusable_answers_are_asked_for_again_with_their_fault(tmp_path, llm, ch
     def clumsy(messages, number):
         if len(messages) > 1:
             return obedient(messages, number)
-        return change if isinstance(change, str) else json.dumps(reply(messages, "A fox.") | change)
+        return json.dumps(reply(messages, "A fox.") | change)
 
     server, model = llm(clumsy)
     assert run(tmp_path, llm_writer(model), count=3)["records"] == 3

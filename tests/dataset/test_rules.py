@@ -82,14 +82,11 @@ def test_order_of_a_pair_does_not_depend_on_who_is_asked_and_is_balanced():
     assert all(in_either_order(a, b) == in_either_order(b, a) for a, b in zip(names[::2], names[1::2], strict=True))
 
 
-def test_tied_candidates_share_their_fate():
-    assert best_worst([("a", "b"), ("c",)]) == [("a", True), ("b", True), ("c", False)]
-
-
 def test_a_tie_counts_half_in_the_mean_ranking():
     def merged(*answers: Ranking) -> list[tuple[str, ...]]:
         return [ranking.candidates for ranking in mean_rankings(answers)]
 
+    assert best_worst([("a", "b"), ("c",)]) == [("a", True), ("b", True), ("c", False)]
     tied = replace(answer("x", "abcd"), tiers=("a", ("b", "c"), "d"))
     assert merged(tied) == []
     assert merged(tied, answer("y", "acbd")) == [tuple("acbd")]
