@@ -32,7 +32,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
             read_calibration(path)
 
 
-@pytest.mark.parametrize(("panels", "least"), [(2, 0.4), (4, 0.4), (15, 0.4), (16, 0.2), (99, 0.2)])
+@pytest.mark.parametrize(("panels", "least"), [(2, 0.4), (4, 0.4), (15, 0.4), (16, 0.2)])
 def test_the_threshold_depends_on_the_number_of_panels(panels: int, least: float) -> None:
     calibration = Calibration("j", Curve(), {"panels": {4: 0.4, 16: 0.2}})
     assert threshold(calibration, None, panels=panels) == least
@@ -59,8 +59,6 @@ def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> 
     with PacoReward.from_pretrained("tiny", calibration=path) as reward:
         assert reward.judge.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
         assert reward.score_set(TWO).calibrated
-    with PacoReward.from_pretrained("tiny") as reward:
-        assert not reward.score_set(TWO).calibrated
 
 
 def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:

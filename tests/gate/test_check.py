@@ -22,7 +22,7 @@ def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
     casts = [("dark",), ("light",), ("dark", "light")]
     judge = Asked(by_grey)
     result = check_set(judge, grey(20, 90, 20), least=0.5, characters=characters, casts=casts)
-    assert len(judge.questions) == result.asked == 4 + 3
+    assert len(judge.questions) == result.asked == 4 + 3 + 3
     assert [panel.score for panel in result.panels] == pytest.approx([1, 1, 0.3])
     document = result.to_dict()
     assert [panel["characters"] for panel in document["panels"]] == casts
@@ -30,7 +30,7 @@ def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
     assert "image 3 (light)" in check_lines(result, judge="grey")[2]
     both = check_set(judge, grey(20, 90, 20), least=0.5).with_lower(result)
     assert [panel.lowest_character for panel in both.panels] == [None, None, "light"]
-    assert (both.asked, len(both.controls)) == (7 + 3 + 3, 6)
+    assert (both.asked, len(both.controls)) == (10 + 9, 6 + 6)
 
 
 def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
@@ -58,13 +58,13 @@ FIGURE_GREY = round(ImageStat.Stat(open_image(CONTROL_FIGURE).convert("L")).mean
 @settings(deadline=None)
 @given(st.permutations((0, 20, 30, 75, FIGURE_GREY)), st.floats(0, 1))
 def test_the_verdict_is_the_same_in_every_order(shades: list[int], least: float) -> None:
-    def verdict(shades: Sequence[int]) -> dict[int, tuple[float | None, bool]] | str:
+    def verdict(shades: Sequence[int]) -> dict[int, tuple[float | None, str]] | str:
         try:
             check = check_set(Asked(by_grey), grey(*shades), least=least)
         except ControlError:
             return "refused"
         scores = [round(panel.score or 0, 6) for panel in check.panels]
-        return {shade: (scores[number], number in check.failed) for number, shade in enumerate(shades)}
+        return {shade: (scores[number], check.status(number)) for number, shade in enumerate(shades)}
 
     assert verdict(shades) == verdict(sorted(shades))
 
@@ -72,12 +72,15 @@ def test_the_verdict_is_the_same_in_every_order(shades: list[int], least: float)
 def test_the_images_whose_controls_fail_are_named() -> None:
     check = check_set(Asked(by_grey), grey(FIGURE_GREY, 20, 20, 25), least=0.5)
     assert check_lines(check, judge="grey")[-1] == "12 questions to grey, controls failed for image 1."
-    assert "image 1 with a drawn figure" in check_page(check, judge="grey")
+    assert (check.passed, check.failed, check.unsure, check.odd_one_out) == (False, (), (0,), None)
+    page = check_page(check, judge="grey")
+    assert re.search("image 1 with a drawn figure.*<b>failed</b>", page)
+    assert "<b>unsure</b>" in page
     # A broken reference is passed over too.
     hero = [("hero", grey(FIGURE_GREY))]
     check = check_set(Asked(by_grey), grey(20, 25), least=0.5, characters=hero)
     assert [control.image for control in check.controls[::3]] == ["hero, reference 1", "image 1"]
-    assert len(check.failed) == 2
+    assert check.unsure == (0, 1)
 
 
 @pytest.mark.parametrize(("width", "height"), [(16, 16), (200, 20), (20, 200), (320, 256)])
@@ -106,7 +109,7 @@ def test_without_an_answer_no_panel_passes() -> None:
     questions = questions_about("", {"a": "the face", "b": "the hat", "c": "the coat"})
     check = check_set(Asked(answer), grey(20, 21, 22), least=0.5, questions=questions)
     assert [panel.score for panel in check.panels] == [None, pytest.approx(0.99), None]
-    assert check.failed == (0, 2)
+    assert check.unsure == (0, 2)
     assert [pair.error for pair in check.scores.missing] == ["no connection"]
 
 

@@ -163,9 +163,6 @@ def test_a_gate_has_references_and_refuses_if_its_controls_fail(tiny_url: str, h
     _, answer = gate(hero[1:], references={"hero": hero[:1]})
     assert [panel["passed"] for panel in answer["panels"]] == [True, True, True, False]
     assert answer["panels"][3]["lowest_character"] == "hero"
-    # The other one's image is the wrong panel, which the three sound ones do not resemble.
-    _, answer = gate(hero[1:4], references={"hero": hero[:1], "other": hero[4:]})
-    assert {panel["lowest_character"] for panel in answer["panels"]} == {"other"}
     status, answer = gate(hero[1:], least=0.0)
     assert (status, answer["error"]["type"]) == (422, "refused")
     assert "image 1 with a drawn figure of another character" in answer["error"]["message"]

@@ -297,9 +297,9 @@ def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
 def code_of(check: Check) -> int:
     """Return the exit code of a verdict."""
     # A low score outranks a missing score: it is certain.
-    if any(check.panels[number].score is not None for number in check.failed):
+    if check.failed:
         return BELOW
-    return INCOMPLETE if check.failed else 0
+    return INCOMPLETE if check.unsure else 0
 
 
 # --- calibrate -------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class PanelScore:
 
     Attributes:
         image: Name of the panel.
-        score: Lowest median P(Yes), from 0 to 1; None if a question failed.
+        score: Lowest median P(Yes), from 0 to 1; None if a question failed, or the judge fails the panel's controls.
         lowest_question: Label of the lowest question.
         lowest_character: Character with the lowest median; None without characters.
         characters: Characters that the panel was compared with.
@@ -104,7 +104,8 @@ class Check:
     Attributes:
         scores: Scores of the reference images, then of the panels.
         least: Threshold of a panel's score, from 0 to 1.
-        controls: The pairs with known answers: of the first image, then of further ones until one passes.
+        controls: The pairs with known answers: of the first image, then of further ones until one passes, and of each
+            panel below the threshold.
         panels: Deciding scores.
         asked: Number of questions, the controls' included.
         shown: Means that people are shown in place of that over the pairs.
@@ -123,13 +124,14 @@ class Check:
         return any(panel.characters for panel in self.panels)
 
     @property
+    def unsure(self) -> tuple[int, ...]:
+        """Numbers, from 0, of the panels without a score, which have no verdict."""
+        return self._panels_with("unsure")
+
+    @property
     def failed(self) -> tuple[int, ...]:
-        """Numbers, from 0, of the panels below the threshold or without a score, lowest first."""
-        failed = []
-        for number, panel in enumerate(self.panels):
-            if panel.score is None or panel.score < self.least:
-                failed.append(number)
-        return tuple(sorted(failed, key=lambda number: self.panels[number].rank))
+        """Numbers, from 0, of the panels below the threshold, lowest first."""
+        return self._panels_with("fails")
 
     @property
     def means(self) -> list[float]:
@@ -139,7 +141,7 @@ class Check:
     @property
     def passed(self) -> bool:
         """Whether every panel reaches the threshold."""
-        return not self.failed
+        return not self.failed + self.unsure
 
     @property
     def misjudged(self) -> str:
@@ -160,6 +162,17 @@ class Check:
             return f" ({', '.join(reasons)})"
         return ""
 
+    def status(self, number: int) -> str:
+        """Return a panel's verdict in a word: ok, fails, or unsure if there is none."""
+        score = self.panels[number].score
+        if score is None:
+            return "unsure"
+        return "ok" if score >= self.least else "fails"
+
+    def _panels_with(self, status: str) -> tuple[int, ...]:
+        numbers = sorted(range(len(self.panels)), key=lambda number: self.panels[number].rank)
+        return tuple(number for number in numbers if self.status(number) == status)
+
     def with_lower(self, other: Check) -> Check:
         """Add a check of the same panels by other comparisons: each panel has the lower of its two scores."""
         panels = []
@@ -176,7 +189,7 @@ class Check:
             "least": self.least,
             "calibrated": self.scores.calibrated,
             "odd_one_out": self.panels[failed[0]].image if failed else None,
-            "panels": [{"passed": number not in failed, **asdict(each)} for number, each in enumerate(self.panels)],
+            "panels": [{"passed": self.status(n) == "ok", **asdict(each)} for n, each in enumerate(self.panels)],
             "controls": list(map(asdict, self.controls)),
             "questions": dict(self.scores.questions),
             "asked": self.asked,
@@ -257,8 +270,23 @@ def check_set(
     for pair in scores.pairs:
         for question, p_yes in pair.by_question.items():
             answers[question][pair.first, pair.second] = p_yes
-    judged = tuple(panel_score(labels[panel], panel, groups[panel], answers) for panel in panels)
-    return Check(scores, least, tuple(controls), judged, (len(pairs) + len(controls)) * len(questions))
+
+    # No panel fails if the judge fails its controls, or by an image whose controls it fails.
+    suspects = set(labels[: panels.start])
+    while True:
+        wrong = suspects.intersection(control.image for control in controls if not control.passes(least))
+        judged = []
+        for panel in panels:
+            sound = [(who, [each for each in group if labels[each] not in wrong]) for who, group in groups[panel]]
+            judged.append(panel_score(labels[panel], panel, [] if labels[panel] in wrong else sound, answers))
+        low = {panel.image for panel in judged if panel.score is not None and panel.score < least}
+        if low <= suspects:
+            break
+        # Leaving an image out may lower other panels, which are suspects in the next round.
+        suspects |= low
+        for name in sorted(low.difference(control.image for control in controls)):
+            controls += _controls_of(judge, every[labels.index(name)], name, questions)
+    return Check(scores, least, tuple(controls), tuple(judged), (len(pairs) + len(controls)) * len(questions))
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
@@ -274,7 +302,7 @@ def _controlled(
     """
     controls: list[Control] = []
     for image, name in zip(images, names, strict=True):
-        of_image = _controls_of(judge, as_rgb(image, name), name, questions)
+        of_image = _controls_of(judge, image, name, questions)
         controls += of_image
         if all(control.passes(least) for control in of_image):
             return controls
@@ -283,6 +311,7 @@ def _controlled(
 
 def _controls_of(judge: Judge, image: Image, name: str, questions: Questions) -> list[Control]:
     """Ask about an image with itself, with a crop of itself, and with the drawn figure of another character."""
+    image = as_rgb(image, name)
     width, height = image.size
     # At least one pixel: an uncropped copy of a small image would repeat the first control.
     margin_x = max(1, width // CROP)
@@ -307,8 +336,7 @@ def check_lines(check: Check, *, judge: str) -> list[str]:
     """Format the result for a terminal: a line per panel, then the verdict; `judge` is the name of the judge."""
     lines = []
     for number, panel in enumerate(check.panels):
-        verdict = "fails" if number in check.failed else "ok"
-        lines.append(f"{p_yes_text(panel.score):>7}  {verdict:<5}  {panel.image}{check.reason(number)}")
+        lines.append(f"{p_yes_text(panel.score):>7}  {check.status(number):<6}  {panel.image}{check.reason(number)}")
     return [*lines, *verdict_lines(check, judge=judge)]
 
 
@@ -318,7 +346,9 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
     side = "the references" if check.with_characters else "the other panels"
     count = len(check.panels)
     limit = f"{check.least:g} with {side} ({'' if check.scores.calibrated else 'un'}calibrated)"
-    lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
+    lines = []
+    if check.passed:
+        lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
     if check.failed:
         odd = check.failed[0]
         panel = check.panels[odd]
@@ -326,15 +356,18 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
             f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
             f"Odd one out: {panel.image}, {p_yes_text(panel.score)}{check.reason(odd)}.",
         ]
+    if check.unsure:
+        lines.append(f"Unsure: {len(check.unsure)} of {count} panels have no verdict.")
     controls = f"controls failed for {check.misjudged}" if check.misjudged else "all 3 controls passed"
     return [*lines, f"{check.asked} questions to {judge}, {controls}."]
 
 
 def check_page(check: Check, *, judge: str, note: str = "") -> str:
     """Render the self-contained page."""
+    title = f"{len(check.failed)} of {len(check.panels)} panels fail, {len(check.unsure)} unsure"
     return render(
         "check.html",
-        title=f"{len(check.failed)} of {len(check.panels)} panels fail" if check.failed else "All panels pass",
+        title="All panels pass" if check.passed else title,
         name="check",
         # A caveat about the judge comes before its verdict: it decides how the verdict is to be read.
         verdict=[*filter(None, [note]), *verdict_lines(check, judge=judge)],

@@ -134,9 +134,10 @@ def repair_set(
     for number in range(1, tries + 1):
         if after.passed:
             break
-        worst = after.failed[0]
+        faulty = after.unsure + after.failed
+        worst = faulty[0]
         if after.with_characters:
-            worst = min(after.failed, key=lambda panel: tried[panel])
+            worst = min(faulty, key=lambda panel: tried[panel])
         tried[worst] += 1
         image, texts = redraw(worst, number)
         # Check the whole set again: a new panel changes all scores.

@@ -609,9 +609,11 @@ def changed(recipe: Recipe, panel: int, instruction: str) -> Recipe:
 
 def sentences_of(check: Check) -> list[str]:
     """State a check's result for people who draw, the verdict first."""
-    lowest = min(check.panels, key=lambda panel: panel.rank)
+    lowest = min(check.panels, key=lambda panel: (panel.score is None, panel.rank))
     against = plain(lowest.lowest_character or "the other panels")
     verdict = f"All {len(check.panels)} panels belong together."
+    if check.unsure:
+        verdict = f"There is no verdict about {', '.join(check.panels[number].image for number in check.unsure)}."
     if check.failed:
         odd = [check.panels[number] for number in check.failed]
         faults = [f"{panel.image} (not like {plain(panel.lowest_character or 'the others')})" for panel in odd]
