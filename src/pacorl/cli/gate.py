@@ -312,7 +312,7 @@ def calibrate(
     out: Path = Option(Path("calibration.json"), help="The file to write."),
     test: str = Option("", help="Held-out pairs, measured before and after."),
 ) -> None:
-    """Fit a temperature and a bias on labelled pairs, and write a calibration file."""
+    """Fit a temperature and a bias on labelled pairs, 200 or more; a threshold for sets is yours to choose (--min)."""
     from pacorl.core.calibration import fit_curve
     from pacorl.gate.calibrate import ask_comparisons, check_unseen, error_line
     from pacorl.gate.paco_reward import PacoReward
@@ -349,4 +349,6 @@ def calibrate(
     # Saved before the output, which may fail on a closed pipe.
     Calibration(name, curve, identity=identity).save(out)
     following = f"pacorl check FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
+    # A panel's score is the lowest of several medians, about which pairs say nothing.
+    lines.append("Pairs give no threshold: choose --min, or the file's thresholds, on sets that you have looked at.")
     echo("\n".join([*lines, f"calibration: {out}", pasteable(f"next: {following}")]))
