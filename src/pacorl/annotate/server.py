@@ -289,8 +289,9 @@ class Annotation:
     def summary(self) -> dict[str, Any]:
         """Describe everybody's progress and agreement, for the administrator."""
         log = self.log
-        agreement = pair_agreement(log.rankings())
-        agreement_of = agreement_by_person(log.rankings())
+        rankings = log.rankings()
+        agreement = pair_agreement(rankings)
+        agreement_of = agreement_by_person(rankings)
         people = []
         for name, role in log.people.items():
             ranked = [event for event in log.of(name) if event.kind == "rank"]

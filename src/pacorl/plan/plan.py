@@ -42,7 +42,6 @@ CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `auto` and `pacorl init` leave free on a card."""
-"""Sentences that are named where a set may be meant."""
 SMALLER = "for_less_memory"
 """Fact: settings that lower a run's peak, without those that it has."""
 LEAKS = "leaks"
