@@ -103,6 +103,21 @@ def test_answers_under_another_files_name_count_once(mine, tmp_path: Path) -> No
     assert export(tmp_path)["balance"]["votes"] == votes + 4
 
 
+def test_everybodys_file_has_votes_about_the_same_pairs(mine, tmp_path: Path) -> None:
+    """Ben's images are copies in a folder of his own, under other names."""
+    import_rankings(tmp_path, mine(*(line(group, ",ann") for group in range(3))))
+    theirs = shutil.copytree(tmp_path / "mine", tmp_path / "theirs")
+    (theirs / "rankings.csv").unlink()
+    (theirs / "1").rename(theirs / "one")
+    rows = ["0/0.png,0/3.png | 0/2.png | 0/1.png,ben", "one/0.png,one/1.png | one/2.png | one/3.png,ben"]
+    (theirs / "ben.csv").write_text("\n".join(["reference,candidates,annotator", *rows]))
+    import_rankings(tmp_path, theirs / "ben.csv")
+    counts = export(tmp_path, test_share=0.5)
+    assert counts["balance"] == {"votes": 10, "yes": 2, "no": 2, "tied": 2}
+    assert [split["groups"] for split in counts["splits"].values()] == [1, 1]
+    assert (counts["agreement"]["mean"], counts["agreement"]["groups"]) == (0.5, 2)
+
+
 def test_a_person_answers_a_question_about_images_once(mine, tmp_path: Path) -> None:
     source = mine(line(0, "One hero,ann"), line(0, "One style,ann"), line(0, "One hero,bob"))
     assert import_rankings(tmp_path, source)["rankings"] == 3

@@ -11,14 +11,23 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from pacorl.dataset.answer_log import collect_answers
 from pacorl.dataset.folder import read_answers
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.dataset.rules import Split, label_pairs, mean_rankings, pair_agreement, pair_key, split_groups
+from pacorl.dataset.rules import (
+    Split,
+    label_pairs,
+    mean_rankings,
+    pair_agreement,
+    pair_key,
+    question_of,
+    split_groups,
+)
 from pacorl.io.documents import JsonObject, read_journal
-from pacorl.io.files import claim_folder, flush_all, inside, make_folder, text_digest, write_atomic
+from pacorl.io.files import claim_folder, flush_all, inside, kept_digest, make_folder, text_digest, write_atomic
 from pacorl.io.terminal import Progress, silent
 from pacorl.records.comparisons import INFO, save_comparisons, save_info
 from pacorl.records.consistency_rank import IMAGES, PROMPTS, RANKS, Ranked, save_ranked
@@ -56,9 +65,10 @@ def label(folder: Path) -> tuple[list[Comparison], list[Ranking], dict[str, int]
     Raises:
         ValueError: there are none.
     """
+    imported = list(chain.from_iterable(map(read_answers, sorted(folder.glob(IMPORTED)))))
     answers = collect_answers(folder)
-    for path in sorted(folder.glob(IMPORTED)):
-        answers += read_answers(path)
+    if imported:
+        answers = pooled(folder, answers, imported)
     if not answers:
         raise ValueError(
             f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first, or bring yours "
@@ -66,6 +76,33 @@ def label(folder: Path) -> tuple[list[Comparison], list[Ranking], dict[str, int]
         )
     pairs, balance = label_pairs(answers)
     return pairs, answers, balance
+
+
+def pooled(folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking]) -> list[Ranking]:
+    """Join imported rankings to a folder's own: copies of an image have one name, and the same question one instance.
+
+    Everybody may send a file with copies of the images. Their votes are about one pair, and a copy must not be in the
+    other split.
+    """
+
+    def question(answer: Ranking) -> tuple[str, str, frozenset[str]]:
+        return question_of(answer), answer.reference, frozenset(answer.candidates)
+
+    name_of = {kept_digest(folder / image): image for answer in own for image in answer.images}
+    first_of = {question(answer): answer for answer in own}
+    answered = {(answer.annotator, answer.instance) for answer in own}
+    joined = [*own]
+    for answer in imported:
+        names = {image: name_of.setdefault(kept_digest(folder / image), image) for image in answer.images}
+        tiers = tuple(tuple(names[image] for image in tier) for tier in answer.tiers)
+        answer = replace(answer, reference=names[answer.reference], tiers=tiers)
+        first = first_of.setdefault(question(answer), answer)
+        # A person's second ranking of an instance is no second opinion, and stays by itself.
+        if (answer.annotator, first.instance) not in answered:
+            answer = replace(answer, instance=first.instance, group=first.group)
+        answered.add((answer.annotator, answer.instance))
+        joined.append(answer)
+    return joined
 
 
 def ranking_files(folder: Path) -> list[Path]:
@@ -174,7 +211,7 @@ def splits(
         if answer.group not in labelled:
             continue
         # Candidates between the best and the worst are in no pair, but in the benchmark.
-        ties += [(answer.group, image) for image in (answer.reference, *answer.candidates)]
+        ties += [(answer.group, image) for image in answer.images]
         if answer.theme and not answer.own_group:
             ties.append((answer.group, f"theme {answer.theme}"))
     split_of = split_groups(ties, test_share=test_share, seed=seed)

@@ -48,7 +48,7 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     rankings = _named(source, rankings, stored, name)
     path_of = {stored[image]: inside(source.parent, file) for image, file in files.items()}
     new = _without_repeated(rankings, path_of, folder, name)
-    images = sorted({image for ranking in new for image in (ranking.reference, *ranking.candidates)})
+    images = sorted({image for ranking in new for image in ranking.images})
 
     # Bring the images in, then write the records.
     target = folder / "imported" / name
@@ -134,7 +134,7 @@ def _images(source: Path, rankings: Sequence[Ranking]) -> dict[str, str]:
     paths: dict[str, Path] = {}
     for ranking in rankings:
         with blamed_on(f"{source}:{ranking.instance}"):
-            for name in (ranking.reference, *ranking.candidates):
+            for name in ranking.images:
                 paths[name] = inside(root, name)
     missing = [f"{name}{twin_hint(root, name)}" for name, path in paths.items() if not path.is_file()]
     if missing:

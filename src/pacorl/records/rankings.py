@@ -78,6 +78,11 @@ class Ranking:
         """Candidates, best first."""
         return tuple(chain.from_iterable(self.tiers))
 
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The reference and the candidates, best first."""
+        return self.reference, *self.candidates
+
 
 class RankingRecord(BaseModel):
     """A ranking in a file of the user's."""
