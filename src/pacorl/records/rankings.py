@@ -2,7 +2,8 @@
 
     rankings = load_rankings("examples/rankings/rankings.csv")
 
-A CSV has one ranking a line under a header, best candidate first. `|` separates candidates, ` = ` ties them:
+A CSV has one ranking a line under a header, best candidate first. `|` separates candidates, ` = ` ties them. Columns
+are separated by commas, semicolons or tabs:
 
     reference,candidates,theme,annotator
     fox/1.png,fox/2.png | fox/3.png = fox/4.png | owl/1.png,A fox with a green scarf,ann
@@ -128,20 +129,21 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """Yield the records under the header in the form of the JSONL's."""
     # newline="": the reader must see the line breaks within quoted cells as they are.
     # strict: a stray quote is a fault and no part of a path.
-    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), restval="", strict=True)
+    text = read_text(path)
+    # Spreadsheets of countries with decimal commas separate columns by semicolons.
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, restval="", strict=True)
     try:
         missing = {"reference", "candidates"}.difference(rows.fieldnames or ())
         if missing:
             fix = f"the first line names the columns, e.g. {EXAMPLE}"
-            # A spreadsheet of a country with decimal commas.
-            for separator in (";", "\t"):
-                if separator in "".join(rows.fieldnames or ()):
-                    fix = f"its columns are separated by {separator!r}; save it with commas"
             raise ValueError(f"{path}:1: there is no column {max(missing)!r}; {fix}")
         for row in rows:
             surplus: Any = row.pop(None, None)
             if surplus:
-                raise ValueError(f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; name it, or quote commas")
+                raise ValueError(
+                    f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; name it or quote {separator}"
+                )
             if any(row.values()):
                 cells: JsonObject = {name: cell.strip() for name, cell in row.items()}
                 cells["candidates"] = []
