@@ -16,7 +16,7 @@ from pacorl.core.ranking import Interval
 from pacorl.report.curves import charts
 from pacorl.report.folder import Sample, read_run
 from pacorl.report.page import next_command, write_report
-from pacorl.report.results import alarms, compared, rows_of
+from pacorl.report.results import compared, rows_of
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_alarms_are_in_the_order_of_their_first_time(tmp_path: Path) -> None:
     for epoch in range(1, 7):
         alarms_of = {f"alarm/{name}": 1.0 for name in raised.get(epoch, [])}
         records.append({"kind": "epoch", "epoch": epoch, "loss": 1.0, **alarms_of})
-    found = alarms(read_run(write_metrics(tmp_path, *records)))
-    assert [(alarm.first, alarm.last, alarm.times) for alarm in found] == [(2, 3, 2), (3, 3, 1), (5, 5, 1)]
+    found = read_run(write_metrics(tmp_path, *records)).alarms
+    assert [alarm.epochs for alarm in found] == [[2, 3], [3], [5]]
 
 
 def test_more_seeds_of_a_prompt_do_not_narrow_an_interval() -> None:

@@ -296,7 +296,7 @@ def read_journal(path: Path, *, mends: bool = False) -> dict[Any, JsonObject]:
     return items
 
 
-def read_log(path: Path, parse: Callable[[JsonObject], object], *, mends: bool = False) -> None:
+def read_log(path: Path, parse: Callable[[JsonObject], Item], *, mends: bool = False) -> list[Item]:
     """Read the objects of a JSONL file that is appended to, each by `parse`; none without a file.
 
     A half-written last line, the mark of a kill or of another process at work, is passed over.
@@ -306,9 +306,11 @@ def read_log(path: Path, parse: Callable[[JsonObject], object], *, mends: bool =
     """
     content = read_bytes(path, limit=MAX_BYTES) if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
+    items = []
     for number, line in enumerate(_decoded(whole, str(path)).split("\n"), start=1):
         if line.strip():
             with blamed_on(f"{path}:{number}"):
-                parse(parse_object(line))
+                items.append(parse(parse_object(line)))
     if mends and len(whole) < len(content):
         os.truncate(path, len(whole))
+    return items

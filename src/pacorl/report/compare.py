@@ -12,18 +12,16 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from pacorl.core.ranking import Interval
 from pacorl.io.files import check_made, write_atomic
 from pacorl.report.figures import MINUS, change, label
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.page import Set, by_change, gallery, match, next_command, story
+from pacorl.report.page import Set, by_change, gallery, match, next_command
 from pacorl.report.results import (
     PLACES,
     Result,
-    alarms,
     change_text,
     compared,
     interval_note,
@@ -61,23 +59,22 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     if len(kinds) > 1:
         raise ValueError(f"the runs are of {' and '.join(kinds)}, and share no measure; name runs of one command")
     # Two runs are compared as they are. More runs form two settings, paired by seed.
-    sides = [{"": run} for run in runs] if len(runs) == 2 else settings_of(runs)
-    firsts = [next(iter(side.values())) for side in sides]
-    names = side_names(*firsts, by_seed=len(runs) > 2)
-    pairs = {seed: (run, sides[1][seed]) for seed, run in sides[0].items() if seed in sides[1]}
+    pairs = {"": (runs[0], runs[1])} if len(runs) == 2 else pairs_of(runs)
+    used = list(chain(*pairs.values()))
+    first, second = used[:2]
+    names = side_names(first, second, by_seed=len(runs) > 2)
     rows = rows_of_pairs(pairs)
     # Once each, since the seeds of a setting are evaluated alike.
     unlike = list(dict.fromkeys(chain.from_iterable(unequal(*pair) for pair in pairs.values())))
-    used = list(chain(*pairs.values()))
     lines = [_line(row, names) for row in rows]
     unit = "training seeds" if len(pairs) > 1 else "prompts and seeds of noise"
-    is_judge = "held_out_pairs" in runs[0].summary
+    is_judge = "held_out_pairs" in first.summary
 
     # The gallery: the images of all seeds, by their change.
     matched: list[Set] = []
     unmatched = 0
-    for seed, shown in pairs.items():
-        of_seed, alone = match(*map(newest, shown))
+    for seed, pair in pairs.items():
+        of_seed, alone = match(*map(newest, pair))
         matched += [replace(row, training_seed=seed) for row in of_seed]
         unmatched += alone
     left_out = []
@@ -85,35 +82,34 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         left_out.append(f"Left out, for want of the same prompt in the other run: {unmatched} of the images.")
     if unused := [run.path.name for run in runs if run not in used]:
         left_out.append(f"Left out, for want of a run of the same seed: {', '.join(unused)}.")
-    contents: dict[str, Any] = {
-        "title": f"{names[0]} and {names[1]}",
-        "name": "comparison",
-        "names": names,
-        "stories": [story(run) for run in firsts],
-        "lines": [*(unlike or lines[:1]), *left_out],
-        "note": NO_PAIRS_NOTE if is_judge and len(pairs) == 1 else interval_note(unit),
-        "results": rows,
-        "seeds": list(pairs) if len(pairs) > 1 else [],
-        "epochs": tuple(run.last for run in firsts),
-        "bold": not unlike,
-        "differences": differing_keys(*firsts),
-        "alarms": [(run.path.name, alarms(run)) for run in used],
-        "leaks": [(run.path.name, run.leaks) for run in used if run.leaks],
-        "next": next_command(firsts[1]),
-    }
+    page = render(
+        "compare.html",
+        title=f"{names[0]} and {names[1]}",
+        name="comparison",
+        names=names,
+        runs=used,
+        lines=[*(unlike or lines[:1]), *left_out],
+        note=NO_PAIRS_NOTE if is_judge and len(pairs) == 1 else interval_note(unit),
+        results=rows,
+        seeds=list(pairs) if len(pairs) > 1 else [],
+        bold=not unlike,
+        differences=differing_keys(first, second),
+        next=next_command(second),
+        **gallery(by_change(matched), names=names),
+    )
     file = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")
-    path = firsts[1].path.resolve().parent / f"{file}.html"
+    path = second.path.resolve().parent / f"{file}.html"
     # Replace only an earlier comparison.
     check_made(path)
-    write_atomic(path, render("compare.html", **contents, **gallery(by_change(matched), names=names)))
+    write_atomic(path, page)
     return path, [*[f"warning: {line}" for line in unlike], *lines, *left_out]
 
 
 # --- settings and seeds ----------------------------------------------------------------------------------------------
 
 
-def settings_of(runs: Sequence[RunFolder]) -> list[dict[str, RunFolder]]:
-    """Divide runs into two settings, in their order: seed → run of each.
+def pairs_of(runs: Sequence[RunFolder]) -> dict[str, Runs]:
+    """Divide runs into two settings, in their order, and pair them: seed → run of each.
 
     Raises:
         ValueError: there are not two settings, one has a seed twice, or they share no seed.
@@ -130,10 +126,11 @@ def settings_of(runs: Sequence[RunFolder]) -> list[dict[str, RunFolder]]:
         raise ValueError(
             f"the runs are of {len(sides)} settings ({firsts} …); name runs of two, which but for their seed are equal"
         )
-    if sides[0].keys().isdisjoint(sides[1]):
+    pairs = {seed: (run, sides[1][seed]) for seed, run in sides[0].items() if seed in sides[1]}
+    if not pairs:
         seeds = " and ".join(", ".join(side) for side in sides)
         raise ValueError(f"the two settings share no seed, they have {seeds}; train both with the same seeds")
-    return sides
+    return pairs
 
 
 def comparable(run: RunFolder) -> dict[str, str]:
@@ -231,11 +228,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:
     """State why two runs cannot be compared: settings, prompts or epochs of evaluations, or held-out pairs differ."""
     settings = {key: values for key, *values in differing_keys(first, second)}
-    differing: dict[str, list[str]] = {}
-    for key, values in settings.items():
-        if MEASURES.match(key):
-            # The sides of a size are two keys, often of one value.
-            differing.setdefault(re.sub(r"\.\d$", "", key), values)
+    # The sides of a size are two keys, often of one value.
+    differing = {re.sub(r"\.\d$", "", key): values for key, values in settings.items() if MEASURES.match(key)}
     if first.settings.get("evaluation.judge") and "evaluation.judge" not in differing:
         differing = {key: values for key, values in differing.items() if not key.startswith("judge.")}
     seeds = [run.settings.get("seed", "") for run in (first, second)]

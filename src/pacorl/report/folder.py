@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -19,9 +19,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from pacorl.config.public import public
+from pacorl.core.batches import grouped
 from pacorl.core.grid import parse_layout
-from pacorl.core.metric_names import HELD_OUT, shown_names
-from pacorl.io.documents import blamed_on, dump_yaml, parse_object, read_object, read_text, read_yaml, typed
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, shown_names, sign_meaning
+from pacorl.io.documents import dump_yaml, read_log, read_object, read_text, read_yaml, typed
 from pacorl.io.files import inside
 from pacorl.models.policies import POLICIES
 from pacorl.records.leaks import LEAKS
@@ -74,6 +75,20 @@ class Sample(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class RaisedAlarm:
+    """A sign of reward hacking beyond its limit."""
+
+    sign: str
+    where: str
+    epochs: Sequence[int]
+    """Epochs after which it was raised, in their order."""
+
+    @property
+    def meaning(self) -> str:
+        return sign_meaning(self.sign)
+
+
+@dataclass(frozen=True, slots=True)
 class RunFolder:
     """A run's files so far, without images that are ahead of the log, as a stop within an evaluation leaves them."""
 
@@ -101,14 +116,38 @@ class RunFolder:
     @property
     def trained_on(self) -> list[str]:
         """The files of prompts, the sources of pairs, or the character's folder."""
-        keys = re.compile(r"prompts\.train|character|data\.train\.\d+")
-        return [value for key, value in self.settings.items() if keys.fullmatch(key)]
+        return self._values(r"prompts\.train|character|data\.train\.\d+")
+
+    @property
+    def rewards(self) -> list[str]:
+        """Names of the rewards."""
+        return self._values(r"rewards\.\d+\.name")
+
+    def _values(self, keys: str) -> list[str]:
+        return [value for key, value in self.settings.items() if re.fullmatch(keys, key)]
 
     @property
     def is_editor(self) -> bool:
         """Whether its generator edits images and makes no sets."""
         kind = self.settings.get("model.kind", "")
         return kind in POLICIES and not POLICIES[kind].sets
+
+    @property
+    def alarms(self) -> list[RaisedAlarm]:
+        """Every alarming sign, earliest first; training images and evaluations apart."""
+        raised = []
+        for where, records in (("training images", self.epochs), ("evaluation", self.evaluations)):
+            for record in records:
+                signs = [key.removeprefix(ALARM) for key, value in record.items() if key.startswith(ALARM) and value]
+                raised += [((sign, where), int(record["epoch"])) for sign in signs]
+        # One of each sign, however often it was raised.
+        alarms = [RaisedAlarm(*sign, epochs) for sign, epochs in grouped(raised).items()]
+        return sorted(alarms, key=lambda alarm: alarm.epochs[0])
+
+    @property
+    def is_monitored(self) -> bool:
+        """Whether the run measured any sign at all."""
+        return any(key.startswith((MONITOR, HELD_OUT)) for line in [*self.epochs, *self.evaluations] for key in line)
 
     @property
     def last(self) -> int | None:
@@ -126,13 +165,8 @@ def read_run(run: Path) -> RunFolder:
     if not metrics.is_file():
         raise ValueError(f"{run} has no metrics.jsonl, so it is not a run's folder; name the folder that a run wrote")
 
-    # The log.
-    records = []
-    for location, record in _lines(metrics):
-        if record.get("kind") in ("epoch", "evaluation") and number(record.get("epoch")) is None:
-            raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
-        records.append(record)
     # A log has other names for the judge's answers than a page.
+    records = read_log(metrics, _metrics_line)
     if any("p_yes" in record for record in records):
         records = [shown_names(record) for record in records]
     evaluations = [record for record in records if record.get("kind") == "evaluation"]
@@ -142,7 +176,7 @@ def read_run(run: Path) -> RunFolder:
     paths = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob("evaluation-*.jsonl")}
     samples = {}
     for epoch, path in sorted((int(name), path) for name, path in paths.items() if name.isdecimal()):
-        listed = [_sample(record, path.parent, location) for location, record in _lines(path)]
+        listed = read_log(path, partial(_sample, folder=path.parent))
         if epoch in evaluated:
             samples[epoch] = listed
 
@@ -176,21 +210,16 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in finite.items() if value is not None}
 
 
-def _sample(document: Record, folder: Path, location: str) -> Sample:
-    with blamed_on(location):
-        sample = typed(document, Sample)
-        # A page embeds its images, so a record must not name other files of the machine.
-        return sample.model_copy(update={"image": inside(folder, str(sample.image))})
+def _metrics_line(record: Record) -> Record:
+    if record.get("kind") in ("epoch", "evaluation") and number(record.get("epoch")) is None:
+        raise ValueError(f"'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
+    return record
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """(file and line, object) of every line that ends; the last one may still be being written."""
-    for line_number, line in enumerate(read_text(path).rpartition("\n")[0].split("\n"), start=1):
-        if line.strip():
-            location = f"{path}:{line_number}"
-            with blamed_on(location):
-                record = parse_object(line)
-            yield location, record
+def _sample(record: Record, *, folder: Path) -> Sample:
+    sample = typed(record, Sample)
+    # A page embeds its images, so a record must not name other files of the machine.
+    return sample.model_copy(update={"image": inside(folder, str(sample.image))})
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

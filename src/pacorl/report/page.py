@@ -24,7 +24,7 @@ from pacorl.report.curves import charts
 from pacorl.report.figures import ShownImage, show
 from pacorl.report.folder import CONSISTENCY, REWARD, RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.results import JUDGE_NOTE, alarms, interval_note, is_monitored, pair_up, rows_of
+from pacorl.report.results import JUDGE_NOTE, interval_note, pair_up, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,23 +46,21 @@ def write_report(run: Path) -> Path:
     # A run stopped before its first evaluation has a page without images.
     evaluations = list(read.samples.values()) or [[]]
     sets, unmatched = match(evaluations[0], evaluations[-1] if len(evaluations) > 1 else None)
-    contents: dict[str, Any] = {
-        "name": run.resolve().name,
-        "title": str(read.summary.get("title") or run.resolve().name),
-        "story": story(read),
-        "verdict": [str(line) for line in read.summary.get("verdict") or ()],
-        "alarms": alarms(read),
-        "leaks": read.leaks,
-        "monitored": is_monitored(read),
-        "results": rows_of(read),
-        "note": JUDGE_NOTE if "held_out_pairs" in read.summary else interval_note("prompts and seeds of noise"),
-        "charts": charts(read),
-        "config": read.config,
-        "epochs": sorted(read.samples),
-        "unmatched": unmatched,
-        "next": next_command(read),
-    }
-    write_atomic(path, render("run.html", **contents, **gallery(sets)))
+    name = run.resolve().name
+    page = render(
+        "run.html",
+        run=read,
+        name=name,
+        title=read.summary.get("title") or name,
+        results=rows_of(read),
+        note=JUDGE_NOTE if "held_out_pairs" in read.summary else interval_note("prompts and seeds of noise"),
+        charts=charts(read),
+        epochs=list(read.samples),
+        unmatched=unmatched,
+        next=next_command(read),
+        **gallery(sets),
+    )
+    write_atomic(path, page)
     return path
 
 
@@ -81,32 +79,7 @@ def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
         write_page(trainer.config.out)
 
 
-# --- history and next steps ------------------------------------------------------------------------------------------
-
-
-def story(run: RunFolder) -> str:
-    """Summarize the model, method, judge and baseline of a run; empty without a config."""
-    settings = run.settings
-    model = settings.get("model.checkpoint") or "the default model"
-    data = ", ".join(run.trained_on)
-    match run.command:
-        case "train-character":
-            name = Path(data).name
-            return (
-                f"A LoRA of {model} was trained on pictures of {name}. Before is {model} without it, from the same "
-                "noise."
-            )
-        case "train-reward":
-            return f"The judge {model} was trained on the pairs of {data}. Before is {model} itself, on the same pairs."
-        case "":
-            return ""
-
-    names = [value for key, value in settings.items() if key.startswith("rewards.") and key.endswith(".name")]
-    text = f"A LoRA of {model} was trained by {settings['objective.name']} on the prompts of "
-    text += f"{data}, rewarded by {' and '.join(names) or 'nothing'}"
-    if settings.get("judge.checkpoint"):
-        text += f" of the judge {settings['judge.checkpoint']}"
-    return f"{text}. Before is {model} without the LoRA, from the same prompts and noise."
+# --- next steps ------------------------------------------------------------------------------------------------------
 
 
 def next_command(run: RunFolder) -> str:
@@ -134,12 +107,11 @@ def next_command(run: RunFolder) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One image of a set, and its value of the measure that orders the gallery."""
+    """One image of a set."""
 
     name: str
     sample: Sample
     image: ShownImage
-    value: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +206,7 @@ def gallery(sets: Sequence[Set], *, names: Sequence[str] = ("Before", "After")) 
         sides = []
         for name, sample in zip(names, (row.before, row.after), strict=True):
             if sample:
-                sides.append(Side(name, sample, show(open_image(sample.image)), sample.value(row.measure)))
+                sides.append(Side(name, sample, show(open_image(sample.image))))
         rank = f"Image {index + 1} of {len(sets)}"
         if index < len(changes):
             rank = f"Rank {index + 1} of {len(changes)}"

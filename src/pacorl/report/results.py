@@ -1,4 +1,4 @@
-"""Numbers of a page: metrics before and after with paired intervals, alarms."""
+"""Numbers of a page: metrics before and after with paired intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from statistics import fmean
 
 import numpy as np
 
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS, sign_meaning
+from pacorl.core.batches import grouped
+from pacorl.core.metric_names import SECONDS
 from pacorl.core.ranking import Interval, bootstrap, t_interval
 from pacorl.report.figures import MEANINGS, amount, label
 from pacorl.report.folder import Record, RunFolder, Sample, numbers
@@ -64,12 +65,7 @@ def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[
     BOOTSTRAP_FROM groups the intervals are Student's. Groups that all differ by the same amount have none: their
     spread is unknown, and not zero.
     """
-    members: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    firsts, seconds = (
-        [fmean([side[index] for index in each]) for each in members.values()] for side in (before, after)
-    )
+    firsts, seconds = ([*map(fmean, grouped(zip(groups, side, strict=True)).values())] for side in (before, after))
     return _interval(firsts), _interval(seconds), _interval(np.subtract(seconds, firsts).tolist())
 
 
@@ -161,41 +157,3 @@ def compared(pairs: Sequence[tuple[Sample, Sample]]) -> list[Result]:
             change = paired([first.prompt_id for first, _ in scored], before, after)
             rows.append(Result(name, *change, unscored=len(pairs) - len(scored)))
     return rows
-
-
-# --- alarms ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RaisedAlarm:
-    """A sign beyond its limit."""
-
-    name: str
-    meaning: str
-    where: str
-    first: int
-    """The epoch after which it was raised first."""
-    last: int
-    times: int
-
-
-def alarms(run: RunFolder) -> list[RaisedAlarm]:
-    """List every alarming sign, earliest first; training images and evaluations apart."""
-    epochs_of: dict[tuple[str, str], list[int]] = {}
-    for where, records in (("training images", run.epochs), ("evaluation", run.evaluations)):
-        for record in records:
-            for key in record:
-                if key.startswith(ALARM) and record[key]:
-                    epochs_of.setdefault((where, key.removeprefix(ALARM)), []).append(int(record["epoch"]))
-
-    # One row per sign, however often it was raised.
-    raised = []
-    for (where, sign), epochs in epochs_of.items():
-        name = label(sign.removeprefix(HELD_OUT)) + (", held out" if sign.startswith(HELD_OUT) else "")
-        raised.append(RaisedAlarm(name, sign_meaning(sign), where, epochs[0], epochs[-1], len(epochs)))
-    return sorted(raised, key=attrgetter("first"))
-
-
-def is_monitored(run: RunFolder) -> bool:
-    """Whether the run measured any sign at all."""
-    return any(key.startswith((MONITOR, HELD_OUT)) for line in [*run.epochs, *run.evaluations] for key in line)
