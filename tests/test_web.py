@@ -29,7 +29,7 @@ def page_of(token: str) -> str:
 @pytest.fixture
 def client():
     door = Door("a_cookie", page_of)
-    app = FastAPI()
+    app = FastAPI(max_body_size=2 * BODY_BYTES)
     app.include_router(door.router())
 
     @app.get("/private")
@@ -46,10 +46,9 @@ def client():
 
     # The annotations of functions inside a test are texts that FastAPI cannot look up.
     take.__annotations__, talk.__annotations__ = {"request": Request}, {"socket": WebSocket}
-    app.post("/upload")(take)
-    app.post("/small")(take)
+    app.post("/change")(take)
     app.websocket("/socket")(talk)
-    app.add_middleware(Guard, admit=door.admit, is_upload=lambda path: path == "/upload", upload_bytes=2 * BODY_BYTES)
+    app.add_middleware(Guard, admit=door.admit)
     with TestClient(app, base_url=f"http://{HOST}", follow_redirects=False) as client:
         yield client
 
@@ -78,8 +77,8 @@ def test_a_name_that_was_rebound_to_this_machine_is_refused(client, host, status
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1", "localhost"])
 def test_a_page_of_another_origin_changes_nothing(client, origin):
-    assert client.post("/small", headers=KNOWN | {"origin": origin}).status_code == 403
-    assert client.post("/small", headers=KNOWN | {"origin": f"http://{HOST}"}).status_code == 200
+    assert client.post("/change", headers=KNOWN | {"origin": origin}).status_code == 403
+    assert client.post("/change", headers=KNOWN | {"origin": f"http://{HOST}"}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -99,13 +98,12 @@ def test_a_websocket_is_opened_by_the_token_from_the_own_page_alone(client, head
         assert socket.receive_text() == "hello"
 
 
-def test_bodies_have_one_limit_and_uploads_another_and_none_is_read_of_whom_nobody_knows(client):
+def test_bodies_are_limited_and_none_is_read_of_whom_nobody_knows(client):
     large = b"x" * (BODY_BYTES + 1)
-    assert client.post("/small", content=large[1:], headers=KNOWN).json() == BODY_BYTES
-    assert client.post("/small", content=iter([large]), headers=KNOWN).status_code == 413  # without an announcement
-    assert client.post("/upload", content=iter([large]), headers=KNOWN).json() == len(large)
-    assert client.post("/upload", content=large * 2, headers=KNOWN).status_code == 413
-    assert client.post("/upload", content=map(pytest.fail, ["read"])).status_code == 401
+    assert client.post("/join", content=iter([large])).status_code == 413  # without an announcement
+    assert client.post("/change", content=iter([large]), headers=KNOWN).json() == len(large)
+    assert client.post("/change", content=large * 2, headers=KNOWN).status_code == 413
+    assert client.post("/change", content=map(pytest.fail, ["read"])).status_code == 401
 
 
 def test_a_taken_port_is_named():

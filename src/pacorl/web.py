@@ -1,5 +1,6 @@
-"""Guard of all servers: Host, Origin, token and body size, for requests and for the handshake of a websocket.
+"""Guard of all servers: Host, Origin and token, for requests and for the handshake of a websocket.
 
+app = FastAPI(max_body_size=BODY_BYTES)
 door = Door("pacorl_studio", page_of)      # token → path of its page
 app.include_router(door.router())          # /join#TOKEN trades the token for a cookie
 app.add_middleware(Guard, admit=door.admit)
@@ -38,7 +39,7 @@ HEALTH = "/health"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 ADDRESS = re.compile(r"(\d+\.){3}\d+|\[[0-9a-f:.]+\]")
 BODY_BYTES = 4 * 2**20
-"""Largest body of a route without uploads."""
+"""Largest body of a server without uploads, and of a join."""
 COOKIE_SECONDS = 365 * 24 * 3600
 GRACE_SECONDS = 5
 HEADERS = {
@@ -48,8 +49,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-POLICY_VIOLATION = 1008
-"""Close code of a refused websocket."""
 
 
 class RefusedError(HTTPException):
@@ -73,28 +72,12 @@ class Guard:
     """Raises RefusedError for a forbidden connection, by its path and headers alone."""
     answer: Callable[[RefusedError], Response] = refusal_response
     """The server's form of an error."""
-    is_upload: Callable[[str], bool] = lambda path: False
-    """Whether `upload_bytes` limits a path's bodies, instead of BODY_BYTES."""
-    upload_bytes: int = BODY_BYTES
     headers: Mapping[str, str] = field(default_factory=lambda: HEADERS)
     """Headers of every response that does not set them itself."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        most = BODY_BYTES
-        if self.is_upload(scope["path"]):
-            most = self.upload_bytes
-        read = 0
-
-        async def receive_up_to() -> Message:
-            nonlocal read
-            message = await receive()
-            # Counted on arrival: a chunked body announces no length.
-            read += len(message.get("body", b""))
-            if read > most:
-                raise RefusedError(f"the body is larger than {most} bytes", status=413)
-            return message
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -109,11 +92,8 @@ class Guard:
             check_origin(connection)
             self.admit(connection)
         except RefusedError as refusal:
-            if scope["type"] == "websocket":
-                # A websocket is closed with a code, not answered over HTTP.
-                return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
             return await self.answer(refusal)(scope, receive, send_with_headers)
-        await self.app(scope, receive_up_to, send_with_headers)
+        await self.app(scope, receive, send_with_headers)
         return None
 
 
@@ -164,7 +144,7 @@ class Door:
 
     def router(self) -> APIRouter:
         """Serve the page of every join link, whose script posts the token behind the `#`, and the shared files."""
-        router = APIRouter()
+        router = APIRouter(max_body_size=BODY_BYTES)
         router.get("/join")(lambda: FileResponse(SHARED_FILES / "join.html"))
         router.mount("/page/shared", StaticFiles(directory=SHARED_FILES))
 

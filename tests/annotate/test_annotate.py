@@ -24,7 +24,7 @@ from pacorl.annotate.server import (
 )
 from pacorl.dataset.answer_log import LOG, NONE_FITS, AnswerLog, collect_answers
 from pacorl.dataset.folder import Instance, final_answers, read_instances, write_records
-from pacorl.web import RefusedError
+from pacorl.web import BODY_BYTES, RefusedError
 
 NUMBERS = iter(range(10**6))
 
@@ -327,6 +327,7 @@ def test_strangers_see_nothing_and_annotators_administer_nothing(annotation, cli
             assert client.post(path, json={"request": request()}, headers=headers).status_code == 401
     ann = key_of(annotation, "ann")
     assert client.get("/api/admin", headers=ann).status_code == 403
+    assert client.post("/api/undo", content=iter([b" " * (BODY_BYTES + 1)]), headers=ann).status_code == 413
     for person in (ADMIN, "cy"):
         with pytest.raises(RefusedError, match=r"no instance|nobody disagrees"):
             annotation.rank(person, task["instance"], list(range(len(task["candidates"]))), request=request())

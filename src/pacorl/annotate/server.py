@@ -22,6 +22,7 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field, StringConstraints
 
+from pacorl.core.batches import grouped
 from pacorl.core.grid import subject_text
 from pacorl.core.ranking import FEWEST
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
@@ -30,8 +31,7 @@ from pacorl.dataset.rules import agreement_by_person, best_worst, pair_agreement
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import existing, inside, safe_name, sole_holder, text_digest
 from pacorl.io.images import IMAGE_TYPES
-from pacorl.records.rankings import Ranking
-from pacorl.web import Door, Guard, RefusedError, listening, run, secret_in
+from pacorl.web import BODY_BYTES, Door, Guard, RefusedError, listening, run, secret_in
 
 PAGE = Path(__file__).parent / "page"
 ADMIN = "admin"
@@ -202,9 +202,7 @@ class Annotation:
         First those with a candidate that is the best of one and the worst of another, whose votes cancel out; then
         those that one ranks and another skips since no candidate fits; then any other opposite orders.
         """
-        by_instance: dict[str, list[Ranking]] = {}
-        for answer in self.log.rankings():
-            by_instance.setdefault(answer.instance, []).append(answer)
+        by_instance = grouped((answer.instance, answer) for answer in self.log.rankings())
         settled = {instance for person, instance in self.log.answers if self.adjudicates(person)}
         misfits = self.log.misfits("annotator")
         ranks = {}
@@ -296,11 +294,19 @@ class Annotation:
         for name, role in log.people.items():
             ranked = [event for event in log.of(name) if event.kind == "rank"]
             controls = [event for event in ranked if log.instances[event.instance].is_control]
-            line = {"name": name, "role": role, "controls": len(controls), "passed": sum(map(log.passed, controls))}
             alike, compared = agreement_of.get(name, (0, 0))
-            line |= {"alike": alike, "compared": compared}
-            line["backwards"] = compared >= FEWEST and alike < BACKWARDS * compared
-            people.append(line | self.progress(name))
+            people.append(
+                {
+                    "name": name,
+                    "role": role,
+                    "controls": len(controls),
+                    "passed": sum(map(log.passed, controls)),
+                    "alike": alike,
+                    "compared": compared,
+                    "backwards": compared >= FEWEST and alike < BACKWARDS * compared,
+                    **self.progress(name),
+                }
+            )
         # The questions that need a look, with everybody's answers.
         disputed = self.disputed()
         skipped = [event.instance for event, _ in log.answers.values() if event.kind == "skip"]
@@ -392,7 +398,7 @@ def make_app(annotation: Annotation) -> FastAPI:
         return "/page/admin.html" if annotation.person_of(token) == ADMIN else "/page/"
 
     door = Door("pacorl_annotator", page_of)
-    app = FastAPI(title="pacorl annotate", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="pacorl annotate", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=BODY_BYTES)
     app.include_router(door.router())
     app.mount("/page", StaticFiles(directory=PAGE, html=True))
 

@@ -19,6 +19,7 @@ from pacorl import __version__
 
 UNAVAILABLE = frozenset({502, 503, 504})
 """HTTP statuses of a gateway, or of a loading server, in place of a silent service."""
+SMALLER_FIX = "its images are too large for the server; give smaller ones, or raise the server's limit of a request"
 SHOWN = 300  # characters of an address or of an error in a message
 MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 """Errors of reading a malformed document: any of Python's complaints about values."""
@@ -91,15 +92,11 @@ def service_faults(url: str, *, model: str, seconds: float, key: str, key_variab
         # No message may show a key.
         if key:
             said = said.replace(key, "***")
-        if status in (401, 403):
-            raise ServiceRefusedError(
-                f"{error.request.url}: {said}; put the server's key into {key_variable}"
-            ) from None
-        if 300 <= status < 400 or status == 404:
-            fix = f"check the address and the model's name {model!r}"
-            raise ServiceRefusedError(f"{error.request.url}: {said}; {fix}") from None
-        if status == 413:
-            fix = "its images are too large for the server; give smaller ones, or raise the server's limit of a request"
+        key_fix = f"put the server's key into {key_variable}"
+        address_fix = f"check the address and the model's name {model!r}"
+        fixes = {401: key_fix, 403: key_fix, 404: address_fix, 413: SMALLER_FIX}
+        fix = address_fix if 300 <= status < 400 else fixes.get(status)
+        if fix:
             raise ServiceRefusedError(f"{error.request.url}: {said}; {fix}") from None
         passing = status == 429 or status >= 500
         raise ServiceFault(said, passing=passing, unreachable=status in UNAVAILABLE) from None

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BODY_BYTES = 64 * 2**20
-"""Limit of a request with images."""
-UPLOADS = ("/v1/chat/completions", "/v1/consistency")
+"""Limit of a request."""
 MOST_IMAGES = 64
 LETTERS = 2**16
 """Limit of a text: one thread answers all callers, and tokenizing a megabyte takes 20 s."""
@@ -232,8 +231,15 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
 
     faults: list[type[Exception]] = [HTTPException, ImageError, ControlError, RequestValidationError, Exception]
     handlers: dict[Any, Any] = dict.fromkeys(faults, lambda _, fault: error_of(fault))
-    app = FastAPI(title="pacorl judge", lifespan=lifespan, exception_handlers=handlers, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, answer=error_of, admit=admit, is_upload=UPLOADS.__contains__, upload_bytes=BODY_BYTES)
+    app = FastAPI(
+        title="pacorl judge",
+        lifespan=lifespan,
+        exception_handlers=handlers,
+        docs_url=None,
+        redoc_url=None,
+        max_body_size=BODY_BYTES,
+    )
+    app.add_middleware(Guard, answer=error_of, admit=admit)
     app.middleware("http")(measured)
     app.get(HEALTH)(lambda: {"status": "ok"})
     app.get("/metrics")(lambda: Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST))

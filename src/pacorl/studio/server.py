@@ -39,7 +39,7 @@ def make_app(studio: Studio) -> FastAPI:
         return "/"
 
     door = Door("pacorl_studio", page_of)
-    app = FastAPI(title="pacorl studio", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="pacorl studio", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=13 * MOST_BYTES)
     app.include_router(door.router())
 
     app.mount("/file", StaticFiles(directory=studio.folder.path))
@@ -55,8 +55,6 @@ def make_app(studio: Studio) -> FastAPI:
     app.add_middleware(
         Guard,
         admit=door.admit,
-        is_upload=lambda path: "/upload/" in path,
-        upload_bytes=13 * MOST_BYTES,
         headers=HEADERS | {"Content-Security-Policy": POLICY},
     )
     return app
