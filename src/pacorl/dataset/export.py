@@ -95,13 +95,13 @@ def pooled(folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking]) ->
     for answer in imported:
         names = {image: name_of.setdefault(kept_digest(folder / image), image) for image in answer.images}
         tiers = tuple(tuple(names[image] for image in tier) for tier in answer.tiers)
-        answer = replace(answer, reference=names[answer.reference], tiers=tiers)
-        first = first_of.setdefault(question(answer), answer)
+        renamed = replace(answer, reference=names[answer.reference], tiers=tiers)
+        first = first_of.setdefault(question(renamed), renamed)
         # A person's second ranking of an instance is no second opinion, and stays by itself.
         if (answer.annotator, first.instance) not in answered:
-            answer = replace(answer, instance=first.instance, group=first.group)
-        answered.add((answer.annotator, answer.instance))
-        joined.append(answer)
+            renamed = replace(renamed, instance=first.instance, group=first.group)
+        answered.add((renamed.annotator, renamed.instance))
+        joined.append(renamed)
     return joined
 
 

@@ -141,9 +141,8 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
         for row in rows:
             surplus: Any = row.pop(None, None)
             if surplus:
-                raise ValueError(
-                    f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; name it or quote {separator}"
-                )
+                fix = f"name it, or quote {separator}"
+                raise ValueError(f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; {fix}")
             if any(row.values()):
                 cells: JsonObject = {name: cell.strip() for name, cell in row.items()}
                 cells["candidates"] = []
