@@ -59,12 +59,13 @@ def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
         assert row["messages"][1]["content"].endswith("Logic: Both show the same hat.")
 
 
-def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
-    _, model = llm(lambda messages, number: say("Yes"))
+def test_contradictions_are_flagged_and_left_out(ranked, llm):
+    server, model = llm(lambda messages, number: say("Yes"))
     counts = explain(ranked, model, workers=1)
     pairs = {pair_key(pair): pair for pair in label(ranked)[0]}
     no = sum(not pair.consistent for pair in pairs.values())
     assert (counts["explained"], counts["contradicted"]) == (len(pairs) - no, no)
+    assert len(server.requests) == len(pairs)
     flagged = [row for row in read_jsonl(ranked / "explanations.jsonl") if row["status"] == "contradicted"]
     assert {pairs[row["key"]].consistent for row in flagged} == {False}
     splits = export(ranked, test_share=0.0)["splits"]
@@ -77,6 +78,8 @@ def test_failed_pairs_are_an_exit_code_and_a_fault_behind_an_address_as_of_a_jud
         ended = CliRunner().invoke(app, ["explain", str(ranked), "--model", model, "--limit", "2"])
         assert ended.exit_code == code
         assert named in f"{ended.output}{ended.exception}"
+    writing = ["prompts", str(ranked / "new"), "--model", f"{server.url}#seer", "--count", "1"]
+    assert CliRunner().invoke(app, writing).exit_code == 3
     assert {chat["model"] for chat in server.chats} == {"seer"}
 
 

@@ -115,7 +115,7 @@ def test_everybodys_file_has_votes_about_the_same_pairs(mine, tmp_path: Path) ->
     counts = export(tmp_path, test_share=0.5)
     assert counts["balance"] == {"votes": 10, "yes": 2, "no": 2, "tied": 2}
     assert [split["groups"] for split in counts["splits"].values()] == [1, 1]
-    assert (counts["agreement"]["mean"], counts["agreement"]["groups"]) == (0.5, 2)
+    assert (counts["agreement"], counts["shared_questions"]) == ("0.500", 2)
 
 
 def test_a_person_answers_a_question_about_images_once(mine, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pacorl.core import questions
 from pacorl.dataset.rules import (
+    Concord,
     agreement_by_person,
     best_worst,
     in_either_order,
@@ -51,6 +52,11 @@ def test_the_share_of_pairs_in_the_same_order_by_hand():
     tied = replace(answer("y", "abcd"), tiers=(("a", "b"), "c", "d"))
     assert pair_agreement([answer("x", "bacd"), tied]).mean == 1
     assert pair_agreement([answer("x", "abdc"), tied]).mean == pytest.approx(4 / 5)
+
+
+def test_a_person_may_rank_backwards_below_three_tenths_of_thirty_pairs():
+    counted = [Concord(8, 30), Concord(9, 30), Concord(0, 29), Concord()]
+    assert [concord.backwards for concord in counted] == [True, False, False, False]
 
 
 def test_a_wording_of_ones_own_is_the_judges_question():

@@ -24,10 +24,9 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from pacorl.core.batches import grouped
 from pacorl.core.grid import subject_text
-from pacorl.core.ranking import FEWEST
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
-from pacorl.dataset.rules import agreement_by_person, best_worst, pair_agreement, pair_orders
+from pacorl.dataset.rules import Concord, agreement_by_person, best_worst, pair_agreement, pair_orders
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import existing, inside, safe_name, sole_holder, text_digest
 from pacorl.io.images import IMAGE_TYPES
@@ -37,8 +36,6 @@ PAGE = Path(__file__).parent / "page"
 ADMIN = "admin"
 CONTROL_EVERY = 20
 """Questions per control question."""
-BACKWARDS = 0.3
-"""Share of alike pairs below which a person may rank backwards: of 30 pairs chance gives so few in 1 of 100 people."""
 LISTED = 100
 """Disputed and skipped questions on the administrator's page at most."""
 
@@ -294,16 +291,15 @@ class Annotation:
         for name, role in log.people.items():
             ranked = [event for event in log.of(name) if event.kind == "rank"]
             controls = [event for event in ranked if log.instances[event.instance].is_control]
-            alike, compared = agreement_of.get(name, (0, 0))
+            concord = agreement_of.get(name, Concord())
             people.append(
                 {
                     "name": name,
                     "role": role,
                     "controls": len(controls),
                     "passed": sum(map(log.passed, controls)),
-                    "alike": alike,
-                    "compared": compared,
-                    "backwards": compared >= FEWEST and alike < BACKWARDS * compared,
+                    **concord._asdict(),
+                    "backwards": concord.backwards,
                     **self.progress(name),
                 }
             )

@@ -27,11 +27,7 @@ app = Commands(name="dataset", help="Make a dataset of consistency judgements.",
 
 FOLDER = Argument(help="The dataset's folder.")
 SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
-MODEL = Option(
-    "",
-    help="URL#MODEL of an OpenAI-compatible API, or a model's name at OPENAI_BASE_URL or OpenAI (key: OPENAI_API_KEY); "
-    "tiny writes prompts of the tiny world.",
-)
+MODEL = "URL#MODEL of an OpenAI-compatible API, or a model's name at OPENAI_BASE_URL or OpenAI (key: OPENAI_API_KEY)"
 REQUESTS = 8
 """Requests to a language model at a time."""
 
@@ -58,6 +54,14 @@ def show(counts: JsonObject, following: str) -> None:
     for label, count in _flat(counts):
         echo(f"{label:<28} {f'{count:.4f}' if isinstance(count, float) else count}")
     echo(pasteable(f"next: pacorl {following}"))
+
+
+def finish(counts: JsonObject, following: str) -> None:
+    """Show the counts of a step that asks a language model; the same command tries failed requests again, by exit 3."""
+    failed = counts.get("failed")
+    show(counts, shlex.join(sys.argv[1:]) if failed else following)
+    if failed:
+        raise Exit(INCOMPLETE)
 
 
 def chat_model(source: str) -> ChatModel:
@@ -89,12 +93,12 @@ def prompts(
     folder: Path = FOLDER,
     *,
     count: int = Option(2000, min=1, max=LARGEST, help="How many records."),
-    taxonomy: Path | None = Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
+    taxonomy: Path | None = Option(None, help="A YAML of your own: category → kind → [Style, Identity, Logic]."),
     layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
-    model: str = MODEL,
+    model: str = Option("", help=f"{MODEL}; tiny writes prompts of the tiny world."),
 ) -> None:
-    """Write prompts, balanced over a taxonomy."""
+    """Write prompts, balanced over a taxonomy; exit code 3 if some could not be written."""
     from pacorl.core.grid import parse_layout
     from pacorl.dataset import prompts as written
     from pacorl.io.documents import read_text
@@ -116,12 +120,8 @@ def prompts(
             workers=REQUESTS if chat else 1,
             progress=advance,
         )
-    show(counts, following("diversify", folder))
-
-    # After the counts, which are of use all the same.
-    failed = counts.get("failed")
-    if failed:
-        raise ValueError(f"{len(failed)} records could not be written; run the command again to try them again")
+    # The paper keeps 708 of 2,000.
+    finish(counts, f"{following('diversify', folder)} --number {counts['records'] // 3 or 1}")
 
 
 @app.command()
@@ -208,7 +208,7 @@ def explain(
     folder: Path = FOLDER,
     *,
     limit: int | None = Option(None, min=1, max=LARGEST, help="At most so many pairs."),
-    model: str = MODEL,
+    model: str = Option("", help=f"{MODEL}."),
 ) -> None:
     """Write reasons for the labelled pairs, by a model that sees images; exit code 3 if some have none."""
     from pacorl.dataset.explain import explain as write
@@ -216,10 +216,7 @@ def explain(
     chat = chat_model(model)
     with progress("explaining") as advance:
         counts = write(folder, chat, limit=limit, workers=REQUESTS, progress=advance)
-    # The same command tries failed pairs again.
-    show(counts, shlex.join(sys.argv[1:]) if counts["failed"] else following("export", folder))
-    if counts["failed"]:
-        raise Exit(INCOMPLETE)
+    finish(counts, following("export", folder))
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """Reasons for labelled pairs by a vision-language model that sees the label (`pacorl dataset explain`).
 
-The judge learns to answer Yes or No and then why. An explanation for the other label is requested again,
-then flagged and left out; the next call tries failed pairs again.
+The judge learns to answer Yes or No and then why. An explanation for the other label is flagged and left out; the next
+call tries failed pairs again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pacorl.io.documents import Journal, JsonObject
 from pacorl.io.files import inside
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
-from pacorl.judge.chat import ATTEMPTS, ChatError, ChatModel
+from pacorl.judge.chat import ChatError, ChatModel
 from pacorl.types import Comparison
 
 DIMENSIONS = ("style", "identity", "logic")
@@ -81,7 +81,7 @@ def explain(
 
 
 def explain_pair(folder: Path, model: ChatModel, pair: Comparison) -> JsonObject:
-    """Request one row of explanations.jsonl: `explained`, `contradicted` (after ATTEMPTS), or `failed`."""
+    """Request one row of explanations.jsonl: `explained`, `contradicted` or `failed`."""
     row: JsonObject = {"key": pair_key(pair), "consistent": pair.consistent, "reasons": "", "error": ""}
     content: list[JsonObject] = []
     for image in pair.images:
@@ -91,15 +91,13 @@ def explain_pair(folder: Path, model: ChatModel, pair: Comparison) -> JsonObject
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": request_text(pair)}]}]
 
     try:
-        # Each malformed answer may itself be requested again: at most ATTEMPTS² requests.
-        for _ in range(ATTEMPTS):
-            explanation = model.ask_json(messages, Explanation, check=lambda answer: None)
-            # The model may reject the label. Its reasons then argue against the label that the judge is trained on.
-            if (explanation.answer == "Yes") == pair.consistent:
-                return row | {"status": "explained", "reasons": explanation.reasons}
+        explanation = model.ask_json(messages, Explanation, check=lambda answer: None)
     except ChatError as error:
         return row | {"status": "failed", "error": str(error)}
-    return row | {"status": "contradicted", "error": f"{ATTEMPTS} answers argued for the other label"}
+    # Not asked again: a model that is asked until it agrees agrees with every label.
+    if (explanation.answer == "Yes") != pair.consistent:
+        return row | {"status": "contradicted", "error": "the answer argued for the other label"}
+    return row | {"status": "explained", "reasons": explanation.reasons}
 
 
 def request_text(pair: Comparison) -> str:

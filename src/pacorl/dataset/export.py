@@ -19,6 +19,7 @@ from pacorl.dataset.folder import read_answers
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import (
     Split,
+    agreement_by_person,
     label_pairs,
     mean_rankings,
     pair_agreement,
@@ -63,7 +64,7 @@ def label(folder: Path) -> tuple[list[Comparison], list[Ranking], dict[str, int]
         The pairs, whose images are named relative to the folder, the rankings, and counts of votes and labels.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no rankings, or no labels.
     """
     imported = list(chain.from_iterable(map(read_answers, sorted(folder.glob(IMPORTED)))))
     answers = collect_answers(folder)
@@ -75,6 +76,8 @@ def label(folder: Path) -> tuple[list[Comparison], list[Ranking], dict[str, int]
             "with --rankings FILE.csv"
         )
     pairs, balance = label_pairs(answers)
+    if not pairs:
+        raise ValueError(f"{folder} has {len(answers)} rankings and no pair with a majority; let one more person rank")
     return pairs, answers, balance
 
 
@@ -144,8 +147,7 @@ def export(
             "no": sum(not pair.consistent for pair in members),
             "with_reasons": sum(bool(pair.reasons) for pair in members),
         }
-    if agreement := pair_agreement(answers):
-        counts["agreement"] = agreement.document()
+    counts |= people_counts(answers)
 
     # Link the images, and wait for the disk once before a file names them.
     out = out or folder / "export"
@@ -177,6 +179,17 @@ def export(
     options = {"test_share": test_share, "out": str(out)}
     step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
     return step.finish(outputs=written, counts=counts)
+
+
+def people_counts(answers: Sequence[Ranking]) -> JsonObject:
+    """Describe how well people agree, and who may rank backwards; nothing if no two people ranked a question."""
+    counts: JsonObject = {}
+    if agreement := pair_agreement(answers):
+        counts = {"agreement": agreement.text(), "shared_questions": agreement.groups}
+    backwards = [person for person, concord in agreement_by_person(answers).items() if concord.backwards]
+    if backwards:
+        counts["may_rank_backwards"] = ", ".join(backwards)
+    return counts
 
 
 def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:

@@ -12,13 +12,13 @@ from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from pacorl.core import questions
 from pacorl.core.batches import components, grouped
-from pacorl.core.ranking import Interval, bootstrap
+from pacorl.core.ranking import FEWEST, Interval, bootstrap
 from pacorl.dataset.folder import OWN_QUESTION, final_answers
 from pacorl.io.files import text_digest
 from pacorl.records.rankings import Ranking
@@ -27,6 +27,8 @@ from pacorl.types import Comparison
 Split = Literal["train", "test"]
 AGREEMENT_DRAWS = 500
 """Resamples for the interval of people's agreement, which the administrator's page computes after each ranking."""
+BACKWARDS = 0.3
+"""Share of alike pairs below which a person may rank backwards: of 30 pairs chance gives so few in 1 of 100 people."""
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
@@ -85,8 +87,20 @@ def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
     return share
 
 
-def agreement_by_person(answers: Iterable[Ranking]) -> dict[str, tuple[int, int]]:
-    """Count each person's pairs of candidates that others order too: in the same order, and all."""
+class Concord(NamedTuple):
+    """A person's pairs of candidates that others order too: in the same order, and all."""
+
+    alike: int = 0
+    compared: int = 0
+
+    @property
+    def backwards(self) -> bool:
+        """Whether the person may put the worst candidate first."""
+        return self.compared >= FEWEST and self.alike < BACKWARDS * self.compared
+
+
+def agreement_by_person(answers: Iterable[Ranking]) -> dict[str, Concord]:
+    """Compare each person with everybody who ranked the same instances."""
     alike: Counter[str] = Counter()
     compared: Counter[str] = Counter()
     by_instance = grouped((answer.instance, answer) for answer in answers if not answer.adjudicated)
@@ -96,7 +110,7 @@ def agreement_by_person(answers: Iterable[Ranking]) -> dict[str, tuple[int, int]
             for answer in two:
                 alike[answer.annotator] += sum(orders)
                 compared[answer.annotator] += len(orders)
-    return {person: (alike[person], compared[person]) for person in compared}
+    return {person: Concord(alike[person], compared[person]) for person in compared}
 
 
 def question_of(answer: Ranking) -> str:

@@ -127,11 +127,11 @@ def load_rankings(path: str | Path) -> list[Ranking]:
 
 def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """Yield the records under the header in the form of the JSONL's."""
-    # newline="": the reader must see the line breaks within quoted cells as they are.
-    # strict: a stray quote is a fault and no part of a path.
     text = read_text(path)
     # Spreadsheets of countries with decimal commas separate columns by semicolons.
     separator = max(",;\t", key=text.partition("\n")[0].count)
+    # newline="": the reader must see the line breaks within quoted cells as they are.
+    # strict: a stray quote is a fault and no part of a path.
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, restval="", strict=True)
     try:
         missing = {"reference", "candidates"}.difference(rows.fieldnames or ())
