@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from pacorl.dataset.export import label, ranking_files
 from pacorl.dataset.llm import fill_journal
@@ -30,8 +30,6 @@ DIMENSIONS = ("style", "identity", "logic")
 
 class Explanation(BaseModel):
     """The answer of the model."""
-
-    model_config = ConfigDict(extra="forbid")
 
     answer: Literal["Yes", "No"]
     style: str = Field(min_length=8, max_length=1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from pacorl.config.options import TEMPLATE
 from pacorl.io.net import is_url
@@ -18,8 +18,6 @@ Text = Annotated[str, Field(min_length=3, max_length=2000)]
 
 class SetReply(BaseModel):
     """A language model's answer."""
-
-    model_config = ConfigDict(extra="forbid")
 
     theme: Text
     """The request in a person's words, or the shared description."""

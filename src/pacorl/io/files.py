@@ -371,10 +371,10 @@ def weight_write_errors(path: Path) -> Iterator[None]:
 
 
 def safe_name(name: str) -> str:
-    """Return the name. Raises ValueError if it is not a valid folder name on every system."""
+    """Return the name. Raises ValueError if it is not valid on every system, in paths and in links."""
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}", name):
         allowed = "at most 120 letters from a to z, digits, '-', '_' and '.'"
-        raise ValueError(f"{name[:140]!r} cannot name a folder; use {allowed}")
+        raise ValueError(f"{name[:140]!r} is no name for files and links; use {allowed}")
     return name
 
 
