@@ -93,12 +93,13 @@ def _split(source: str, out: Path, *, test: int, against: Sequence[str]) -> None
 
     # Both files are new: an earlier split may be in use.
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
-    keep_out = {name: load_prompts(name) for name in against}
     prompts = load_prompts(source)
-    train, held_out, leaks = split_prompts(prompts, test=test, keep_out=keep_out)
+    keep_out = [prompt for name in against for prompt in load_prompts(name)]
+    train, held_out = split_prompts(prompts, test=test, keep_out=keep_out)
+    kept_out = len(prompts) - len(train) - len(held_out)
     for name, side in (("train", train), ("test", held_out)):
         save_prompts(side, out / f"{name}.jsonl")
-    echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
+    echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {kept_out} kept out")
     echo(f"read as: {kinds_of(prompts)}")
 
 

@@ -120,7 +120,7 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
     leaks = check_leaks(
         train,
         evaluation,
-        benchmarks={name: load_prompts(name) for name in config.prompts.benchmarks},
+        benchmarks=[prompt for name in config.prompts.benchmarks for prompt in load_prompts(name)],
         deliberate=config.prompts.evaluation == config.prompts.train,
     )
     return train, evaluation, leaks

@@ -230,7 +230,7 @@ def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, re
     for function in rewards_of(configs).values():
         function.check(records)
     few = min(FEW_HELD_OUT, math.ceil(len(records) / 4))
-    train, held_out, _ = split_prompts(records, test=min(MOST_HELD_OUT, max(few, math.ceil(len(records) / 8))))
+    train, held_out = split_prompts(records, test=min(MOST_HELD_OUT, max(few, math.ceil(len(records) / 8))))
     asking = any(map(asks_judge, configs))
     cards = 1 if model == TINY else int(size[1] or 1)
     return Job(path, spec, checkpoint, train, held_out, rewards, asking, cards, int(size[2]))

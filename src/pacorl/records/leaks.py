@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -41,57 +40,40 @@ QUOTED = re.compile(
 nothing but beginnings would be searched to its end from each of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """A training prompt that equals an evaluation prompt."""
-
-    prompt: Prompt
-    other: Prompt
-    """The evaluation prompt."""
-    against: str
-    """Source of the evaluation prompt."""
-
-
-def find_leaks(train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]]) -> list[Leak]:
-    """Find the training prompts that are also in `against` (name → prompts), each once, with the first equal prompt."""
-    first_equal: dict[str, tuple[Prompt, str]] = {}
-    for name, prompts in against.items():
-        for prompt in prompts:
-            for key in _keys(prompt):
-                first_equal.setdefault(key, (prompt, name))
+def find_leaks(train: Sequence[Prompt], against: Iterable[Prompt]) -> list[tuple[Prompt, Prompt]]:
+    """Find the training prompts that are also evaluated, each once, with the first equal prompt of `against`."""
+    first_equal: dict[str, Prompt] = {}
+    for prompt in against:
+        for key in _keys(prompt):
+            first_equal.setdefault(key, prompt)
     leaks = []
     for prompt in train:
         equal = [first_equal[key] for key in _keys(prompt) if key in first_equal]
         if equal:
-            leaks.append(Leak(prompt, *equal[0]))
+            leaks.append((prompt, equal[0]))
     return leaks
 
 
 def check_leaks(
-    train: Sequence[Prompt],
-    evaluation: Sequence[Prompt],
-    *,
-    benchmarks: Mapping[str, Sequence[Prompt]],
-    deliberate: bool,
+    train: Sequence[Prompt], evaluation: Sequence[Prompt], *, benchmarks: Sequence[Prompt], deliberate: bool
 ) -> str:
     """Return the report of the leaks between a run's prompts; empty if there are none.
 
     Args:
-        benchmarks: prompts of further benchmarks by name.
+        benchmarks: prompts of further benchmarks.
         deliberate: whether the evaluation's prompts are named as the training prompts themselves.
 
     Raises:
         ValueError: with the report and the fix, if there are leaks into a benchmark, or into other evaluation prompts.
     """
-    held_out = {"prompts.evaluation": evaluation}
-    forbidden = find_leaks(train, benchmarks if deliberate else held_out | dict(benchmarks))
-    leaks = forbidden or find_leaks(train, held_out)
+    forbidden = find_leaks(train, benchmarks if deliberate else [*evaluation, *benchmarks])
+    leaks = forbidden or find_leaks(train, evaluation)
     if not leaks:
         return ""
-    first = leaks[0]
+    prompt, other = leaks[0]
     report = (
-        f"{len(leaks)} of {len(train)} training prompts are measured on. Training prompt {first.prompt.id} is "
-        f"{first.against}'s {first.other.id}: {excerpt(first.prompt.text)}"
+        f"{len(leaks)} of {len(train)} training prompts are measured on. Training prompt {prompt.id} is "
+        f"{other.place}: {excerpt(prompt.text)}"
     )
     if forbidden:
         raise ValueError(
@@ -102,32 +84,24 @@ def check_leaks(
 
 
 def split_prompts(
-    prompts: Sequence[Prompt],
-    *,
-    test: int,
-    keep_out: Mapping[str, Sequence[Prompt]] | None = None,
-) -> tuple[list[Prompt], list[Prompt], list[Leak]]:
+    prompts: Sequence[Prompt], *, test: int, keep_out: Iterable[Prompt] = ()
+) -> tuple[list[Prompt], list[Prompt]]:
     """Split prompts into training and test; prompts of one text or one image stay together.
 
     Args:
         test: minimum number of test prompts, drawn at random.
-        keep_out: prompts that belong to neither part.
+        keep_out: prompts that belong to neither part, such as a benchmark's.
 
     Returns:
-        (training, test, leaks into `keep_out`), each in the order of `prompts`.
+        (training, test), each in the order of `prompts`.
 
     Raises:
         ValueError: if no prompts are left for training.
     """
-    # Drop prompts that a benchmark or another test set measures, and group prompts that share a text.
-    leaks = find_leaks(prompts, keep_out or {})
     # By identity: an id is a position in a file, and these prompts may come from several.
-    dropped = {id(leak.prompt) for leak in leaks}
+    dropped = {id(prompt) for prompt, _ in find_leaks(prompts, keep_out)}
     remaining = [prompt for prompt in prompts if id(prompt) not in dropped]
-    ties = []
-    for number, prompt in enumerate(remaining):
-        ties += [(number, key) for key in _keys(prompt)]
-    families = components(ties)
+    families = components((number, key) for number, prompt in enumerate(remaining) for key in _keys(prompt))
 
     # Whole families, until there are enough.
     Random(42).shuffle(families)
@@ -136,12 +110,10 @@ def split_prompts(
         held_out.update(families.pop())
     if not families:
         raise ValueError(
-            f"holding out {test} of {len(prompts)} prompts, {len(leaks)} kept out, leaves none to train on"
+            f"holding out {test} of {len(prompts)} prompts, {len(dropped)} kept out, leaves none to train on"
         )
-
     train = [prompt for number, prompt in enumerate(remaining) if number not in held_out]
-    test_prompts = [prompt for number, prompt in enumerate(remaining) if number in held_out]
-    return train, test_prompts, leaks
+    return train, [remaining[number] for number in sorted(held_out)]
 
 
 # --- training data of a run ------------------------------------------------------------------------------------
