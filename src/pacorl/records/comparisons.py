@@ -16,15 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from pacorl.io.documents import JsonObject, blamed_on, read_object, read_records, typed, write_json, write_jsonl
-from pacorl.io.files import inside, make_folder, twin_hint
-from pacorl.io.images import listed
+from pacorl.io.files import existing, inside, make_folder
 from pacorl.io.terminal import excerpt
 from pacorl.records.fields import Name, Spoken, Text, validated
 from pacorl.records.prompts import TINY_PREFIX, evenly_spread, tiny_source
@@ -74,13 +72,6 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
     comparisons = read_records(path, partial(_comparison, entry=entry, folder=folder), fix=f"give {SOURCES}")
     if not comparisons:
         raise ValueError(f"{source}: holds no comparisons; give {SOURCES}")
-
-    # A dict keeps the order, in which the message lists them.
-    images = dict.fromkeys(chain.from_iterable(comparison.images for comparison in comparisons))
-    gone = [image.relative_to(folder).as_posix() for image in images if not image.is_file()]
-    if gone:
-        missing = [f"{folder / name}{twin_hint(folder, name)}" for name in gone]
-        raise ValueError(f"{path}: {len(missing)} image(s) missing; unpack them into its folder:{listed(missing)}")
     return evenly_spread(comparisons, limit)
 
 
@@ -104,10 +95,8 @@ def _located(source: str) -> tuple[Path, Path, str]:
     if path.suffix.lower() == ".jsonl":
         return _there(path), path.parent, ""
     folder_name, _, name = source.rpartition(":")
-    if not name or not folder_name:
-        _there(path)
-    if path.exists() or not name or not folder_name:
-        raise ValueError(f"{source} has another form; give {SOURCES}")
+    if not (folder_name and name):
+        raise ValueError(f"{source}: give {SOURCES}, or fetch data by `pacorl data paco-dataset`")
     folder = Path(folder_name)
     info = _there(folder / INFO)
     entries = read_object(info)
@@ -170,10 +159,8 @@ def _comparison(record: JsonObject, *, entry: str, folder: Path) -> Comparison:
     count, tags = len(row.images), row.question.count(IMAGE_TAG)
     if tags not in (0, count):
         raise ValueError(f"it has {count} images and {tags} {IMAGE_TAG} tags; there must be one for each")
-    for name in row.images:
-        inside(folder, name)
     fields: dict[str, Any] = row.model_dump(exclude={"messages"}) | {
-        "images": tuple(folder / name for name in row.images),
+        "images": tuple(existing(folder, name) for name in row.images),
         # A judge's template puts images in front of the question; tags within it stay.
         "question": row.question.removeprefix(IMAGE_TAG * count),
         "category": row.category or entry,

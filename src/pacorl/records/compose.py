@@ -46,12 +46,9 @@ def prompt_from(
         if draft.note:
             logger.warning("%s: %s", origin or excerpt(theme), draft.note)
         # "a 3x2 grid of …" states its layout; other numbers around a cross are the content's.
-        if grid is None and (stated := LAYOUT.search(theme)):
-            grid = parse_layout(stated[0])
-            grid = grid if grid.count == len(draft.panels) else None
-        theme = draft.theme
-        panels = draft.panels
-        criteria = criteria or draft.criteria
+        if grid is None and LAYOUT.search(theme) and parse_layout(theme).count == len(draft.panels):
+            grid = parse_layout(theme)
+        theme, panels, criteria = draft.theme, draft.panels, criteria or draft.criteria
 
     # A set, or one image.
     if panels:

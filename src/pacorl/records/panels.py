@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pacorl.core.grid import QUOTED, panel_texts
@@ -160,8 +160,10 @@ def read_request(text: str) -> SetRequest | None:
     # Any plural, if the text lists as many: "three chalkboards … featuring: 'Fresh Brew', …".
     match = COUNTED.match(text)
     request = match and _request_of(text, match)
-    if request and len(_items(request.content, request.count or 0, marks=FIRM_MARK)[1]) == request.count:
-        return request
+    if request and request.count and LISTING.search(request.content):
+        _, items = _items(request.content, request.count)
+        if len(items) == request.count:
+            return request
     _, items = numbered_items(text)
     return SetRequest(text, len(items), text) if items else None
 
@@ -206,8 +208,8 @@ BEGINNING = re.compile(
 """Words before the subject."""
 LIST_MARK = re.compile(r"[:(—]|\b(?:showing|depicting|featuring|including|such as|namely)\b", re.I)
 """Opens a list."""
-FIRM_MARK = re.compile(r"[:—]|\b(?:featuring|namely)\b", re.I)
-"""Opens a list, and never a description."""
+LISTING = re.compile(rf"[:—]|\b(?:featuring|namely)\b|{QUOTED.pattern}", re.I)
+"""Opens a list and never a description, or is a quotation."""
 LABEL = re.compile(r"reading|saying|labelled|labeled|titled", re.I)
 LIST_WORD = re.compile(rf"\b(?:{LABEL.pattern}|featuring|showing|including|with|such as|namely)$", re.I)
 """The last word before quotations."""
@@ -224,12 +226,14 @@ PROGRESS = re.compile(
 )
 """`in four stages`, `a 4-step guide`, `step by step`; a singer *on stage* is in none."""
 BEFORE_AND_AFTER = re.compile(r"\bbefore and after\b(?P<event>[^,;:]*)$", re.I)
-ACTION = re.compile(r"(?<!['’]s)(?<!\ba)(?<!\ban)(?<!\bthe)\s(?=\w+ing\b)")
-PLACE = re.compile(r"\s(?=(?:at|in|on|by|under|near|inside|behind|beside)\s)")
-"""`a fox at the beach, at home`: the subject precedes the first place."""
+AT = r"(?:at|in|on|by|under|near|inside|behind|beside)\s"
 VIEWS = ["seen from the front", "seen from the side", "in a close-up", "in a wide view"]
 SCENES = ("preparing for it", "in the midst of it", "explaining it to somebody", "when it is done")
-LINKS = (
+PLACE = re.compile(rf"(?P<subject>.*?)\s(?P<item>{AT}.*)", re.S)
+"""`a fox at the beach`, if other items are places too."""
+BEGUN = (
+    # `the same dentist reading an X-ray, cleaning teeth`: the subject precedes the first action.
+    re.compile(r"(?P<subject>.*?)(?<!['’]s)(?<!\ba)(?<!\ban)(?<!\bthe)\s(?P<item>\w+ing\b.*)", re.S),
     # `a logo for a bakery on a sign, a cup`: the preposition goes on.
     re.compile(
         r"(?P<subject>(?:[\w'’-]+\s){0,4}?(?:logo|icon|sticker|mockup|banner)\b.*)\s(?P<link>on\s)(?P<item>.*)", re.I
@@ -269,15 +273,10 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
     theme = DANGLING.sub("", subject.strip(EDGES)).strip(EDGES)
     shown = VAGUE.sub("", theme)
 
-    # Panels by stage or view if the sentence lists none.
     progress = PROGRESS.search(request.text) is not None
     note = ""
     if not items:
-        if progress:
-            states = ["just begun", *["further along"] * (count - 2), "finished"]
-            items = [f"stage {number} of {count}, {state}" for number, state in enumerate(states, 1)]
-        else:
-            items = _varied(VAGUE.search(theme), count)
+        items = _varied(VAGUE.search(theme), count, progress=progress)
         note = (
             "The text does not list what each panel shows, so panels differ by stage or view "
             "alone; list it (four images of a fox: it runs, it sleeps, …), or edit the panels"
@@ -295,24 +294,21 @@ def write_by_template(request: SetRequest, count: int) -> PanelDraft:
     return PanelDraft(theme or ", ".join(items), panels, criteria, note)
 
 
-def _varied(vague: re.Match[str] | None, count: int) -> list[str]:
-    """Write panels that differ by the noun that the sentence varies ("various medical scenarios"), else by view."""
+def _varied(vague: re.Match[str] | None, count: int, *, progress: bool) -> list[str]:
+    """Write panels that differ by stage, by the noun that the sentence varies ("various scenes"), or else by view."""
+    if progress:
+        states = ["just begun", *["further along"] * (count - 2), "finished"]
+        return [f"stage {number} of {count}, {state}" for number, state in enumerate(states, 1)]
     various = (vague and vague["various"]) or ""
     scene = SCENE.fullmatch(various)
     if various and not scene:
         return [f"{various.removesuffix('s')} {number} of {count}" for number in range(1, count + 1)]
-    ways: Sequence[str] = VIEWS
-    if scene:
-        ways = [f"in one {scene[1]}, {way}" for way in SCENES]
-    return [ways[number % len(ways)] + MOMENTS[number // len(ways)] for number in range(count)]
+    ways = [f"in one {scene[1]}, {way}" for way in SCENES] if scene else VIEWS
+    return [way + moment for moment in MOMENTS for way in ways][:count]
 
 
-def _items(content: str, count: int, *, marks: re.Pattern[str] | None = None) -> tuple[str, list[str]]:
-    """Split a request's content into its subject and the listed or quoted panels; none without a list.
-
-    Args:
-        marks: marks that open a list; by default LIST_MARK, and a list of `count` items needs none.
-    """
+def _items(content: str, count: int) -> tuple[str, list[str]]:
+    """Split a request's content into its subject and the listed or quoted panels; none without a list."""
     content = BEGINNING.sub("", content, count=1)
     subject, items = numbered_items(content)
     if len(items) == count:
@@ -321,7 +317,7 @@ def _items(content: str, count: int, *, marks: re.Pattern[str] | None = None) ->
         return content[: match.start()], [f"{time}{match['event']}".strip(EDGES) for time in ("before", "after")]
     quotations = list(QUOTED.finditer(content))
     if len(quotations) < 2:
-        return _listed(content, count, marks)
+        return _listed(content, count)
 
     subject = content[: quotations[0].start()].rstrip(EDGES)
     texts = ["".join(filter(None, quotation.groups())) for quotation in quotations]
@@ -334,19 +330,17 @@ def _items(content: str, count: int, *, marks: re.Pattern[str] | None = None) ->
     return subject, texts
 
 
-def _listed(content: str, count: int, marks: re.Pattern[str] | None) -> tuple[str, list[str]]:
+def _listed(content: str, count: int) -> tuple[str, list[str]]:
     """Split off a list of `count` items from the subject; no items if there is no such list."""
     # A list behind a mark. Only the last five marks: each covers the rest of the text, so colons would cost minutes.
-    for mark in reversed(list((marks or LIST_MARK).finditer(content))[-5:]):
+    for mark in reversed(list(LIST_MARK.finditer(content))[-5:]):
         listed = content[mark.end() :]
         items = _split(COMMA, listed)
         if len(items) != count:
             items = _split(COMMA_OR_AND, listed)
         if len(items) == count or (mark[0] == ":" and len(items) > 1):
             return content[: mark.start()], items
-    if marks or "," not in content:
-        return content, []
-    return _unmarked(content, count)
+    return _unmarked(content, count) if "," in content else (content, [])
 
 
 def _unmarked(content: str, count: int) -> tuple[str, list[str]]:
@@ -357,13 +351,11 @@ def _unmarked(content: str, count: int) -> tuple[str, list[str]]:
         return items[0], items[1:]
     if len(items) != count:
         return content, []
-    # "the same dentist reading an X-ray, cleaning teeth": the subject precedes the first action.
     first, *others = items
-    are_places = any(PLACE.match(f" {item}") for item in others) and not any(map(OWN_SUBJECT.match, others))
-    subject, *item = (PLACE if are_places else ACTION).split(first, maxsplit=1)
-    if item:
-        return subject, [*item, *others]
-    for pattern in LINKS:
+    patterns = BEGUN
+    if any(re.match(AT, item) for item in others) and not any(map(OWN_SUBJECT.match, others)):
+        patterns = (PLACE, *BEGUN[1:])
+    for pattern in patterns:
         if match := pattern.match(first):
             link = match.groupdict().get("link", "")
             return match["subject"], [f"{link}{item.removeprefix(link)}" for item in (match["item"], *others)]

@@ -21,13 +21,14 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import JsonObject, parse_object, text_lines, write_jsonl
+from pacorl.io.images import listed
 from pacorl.records.characters import in_turn
 from pacorl.records.compose import check_panel_count, in_tiny_words, prompt_from
 from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
 from pacorl.records.images import copied_images, images_beside
 from pacorl.records.panels import LIKE_A_SET, numbered_items, read_request
 from pacorl.tiny.world import Split, set_prompts
-from pacorl.types import MOST_NAMED, TINY, Character, Grid, Prompt, Size, places
+from pacorl.types import TINY, Character, Grid, Prompt, Size, places
 
 Item = TypeVar("Item")
 
@@ -113,8 +114,7 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
         except ValueError as fault:
             faults.append(f"{origin}: {fault}")
     if faults:
-        more = [f"and {len(faults) - MOST_NAMED} more lines"] if len(faults) > MOST_NAMED else []
-        raise ValueError("\n".join([*faults[:MOST_NAMED], *more]))
+        raise ValueError(listed(faults).strip())
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return evenly_spread(prompts, limit)
@@ -202,13 +202,15 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
     counts = []
     for kind, (first, *others) in kinds.items():
         # A panel repeats the theme, for generators of separate images.
-        panels = [shorten(panel.removeprefix(f"{first.theme}, "), 40, placeholder=" …") for panel in first.panels]
-        text = shorten(first.theme or first.text, 80, placeholder=" …")
-        counts.append(f"{len(others) + 1} {kind}, the first {first.place} {' | '.join([text, *panels])!r}")
+        panels = [panel.removeprefix(f"{first.theme}, ") for panel in first.panels]
+        text = shorten(" | ".join([first.theme or first.text, *panels]), 200, placeholder=" …")
+        counts.append(f"{len(others) + 1} {kind}, the first {first.place} {text!r}")
     # A set whose number was not understood would train as one image, if its reward takes single images too.
-    alone = [p for p in kinds.get("as one image", ()) if len(kinds) > 1 or LIKE_A_SET.search(p.text)]
+    single = kinds.get("as one image", [])
+    alone = [prompt for prompt in single if LIKE_A_SET.search(prompt.text)]
+    if len(kinds) > 1:
+        alone = alone or single
     if alone:
-        alone.sort(key=lambda prompt: not LIKE_A_SET.search(prompt.text))
         counts.append(
             f"if a set is meant ({places(alone)}), begin with its number of pictures in English (four "
             "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"

@@ -88,6 +88,8 @@ class Ranking:
 class RankingRecord(BaseModel):
     """A ranking in a file of the user's."""
 
+    model_config = ConfigDict(str_strip_whitespace=True)
+
     reference: Name
     candidates: Annotated[list[Tier], Field(min_length=2)]
     """Best first; a list is a tie. Of a single tier nothing could be learnt."""
@@ -144,10 +146,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
                 fix = f"name it, or quote {separator}"
                 raise ValueError(f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; {fix}")
             if any(row.values()):
-                cells: JsonObject = {name: cell.strip() for name, cell in row.items()}
-                cells["candidates"] = []
-                for tier in row["candidates"].split("|"):
-                    cells["candidates"].append([name.strip() for name in TIE.split(tier)])
-                yield rows.line_num, cells
+                tiers = [[name.strip() for name in TIE.split(tier)] for tier in row["candidates"].split("|")]
+                yield rows.line_num, {**row, "candidates": tiers}
     except csv.Error as error:
         raise ValueError(f"{path}:{rows.line_num + 1}: not valid CSV ({error})") from None
