@@ -248,26 +248,23 @@ def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any
     Args:
         before: the config that the run had, as JSON has it. Keys that only one of the two has are no change.
     """
-    return _changes("", before, config.model_dump(mode="json"))
+    return dict(_changes("", before, config.model_dump(mode="json")))
 
 
-def _changes(key: str, before: Any, now: Any) -> dict[str, list[Any]]:
-    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
-        if before == now:
-            return {}
-        return {key: [before, now]}
-    changes: dict[str, list[Any]] = {}
-    for name in now:
-        if name in before:
-            changes |= _changes(f"{key}.{name}".removeprefix("."), before[name], now[name])
-    return changes
+def _changes(key: str, before: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in now:
+            if name in before:
+                yield from _changes(f"{key}.{name}".removeprefix("."), before[name], now[name])
+    elif before != now:
+        yield key, [before, now]
 
 
 def check_changes(changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], warns: bool = True) -> None:
     """Raise ConfigError if keys outside the `free` keys and sections change; else log a warning for each change."""
     prefixes = tuple(f"{key}." for key in free)
     described = {key: f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changes.items()}
-    frozen = [text for key, text in described.items() if not f"{key}.".startswith(prefixes)]
+    frozen = [described[key] for key in changes if not f"{key}.".startswith(prefixes)]
     if frozen:
         raise ConfigError(
             f"a run that goes on keeps its settings, and {'; '.join(frozen)}: take the old values, or "

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pacorl.config.table import Table
-from pacorl.io.terminal import did_you_mean
+from pacorl.io.terminal import nearest
 
 RUNS: Table[type[BaseModel]] = Table(
     "command",
@@ -40,47 +39,36 @@ def matching(name: str) -> list[str]:
     below = [key for key in keys if f"{key[0]}.".startswith(f"{name}.")]
     matches = below or [key for key in keys if key[0].endswith(f".{name}")]
     if not matches:
-        raise ValueError(f"no config has the key {name!r}; {_nearest(name, [key for key, _ in keys])}")
+        hint = _guess(name, {key for key, _ in keys}) or "`pacorl config` lists the sections"
+        raise ValueError(f"no config has the key {name!r}; {hint}")
     return [key[1].replace("\n", f"  ({', '.join(keys[key])})\n", 1) for key in matches]
 
 
-def _nearest(name: str, texts: Collection[str]) -> str:
-    """Ask about a key of a near name, about keys that end in a part like it; else name the lists."""
-    if hint := did_you_mean(name, texts):
-        return hint
-    last = {key: key.rpartition(".")[2] for key in texts}
-    near = [key for key in texts if name in last[key].split("_") or get_close_matches(name, [last[key]])]
-    if not near:
-        return "`pacorl config` lists all, and `pacorl config rewards.args` the arguments of rewards"
-    return f"did you mean {' or '.join(map(repr, near[:3]))}?"
-
-
 def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
-    """Describe an unknown key of a config, and guess: a near key of its section, its name elsewhere, or a near name."""
+    """Describe an unknown key of a config, with the entries of its section that have it, or the nearest keys."""
     name = ".".join(step for step in path if isinstance(step, str))
-    last = name.rpartition(".")[2]
-    section = name.removesuffix(last)
-    where = ".".join(map(str, path))
+    section, _, last = name.rpartition(".")
+    field = model.model_fields.get(section)
+    table = _table_of(field) if field else None
+    hint = _guess(name, keys_of(model)) or "`pacorl config SECTION` lists the keys"
+    if table:
+        owners = [entry for entry in (*table, *table.users) if last in table[entry].options.model_fields]
+        if owners:
+            hint = (
+                f"it belongs to {section}.{table.key} {' or '.join(owners)}; `pacorl config {section}` lists the rest"
+            )
+    return f"{'.'.join(map(str, path))}: unknown key, {hint}"
 
-    # Another entry of the section has the key.
-    field = model.model_fields.get(section.removesuffix("."))
-    for table in field.metadata if field else ():
-        if isinstance(table, Table):
-            owners = [entry for entry in (*table, *table.users) if last in table[entry].options.model_fields]
-            if owners:
-                lists = f"`pacorl config {section[:-1]}` lists the keys of each"
-                return f"{where}: unknown key, it belongs to {section}{table.key} {' or '.join(owners)}; {lists}"
 
-    # A near key of the section, the same key of another one, or a near one.
-    valid_keys = [key for key in keys_of(model) if key != name]
-    siblings = [key.removeprefix(section) for key in valid_keys if section and key.startswith(section)]
-    sibling = did_you_mean(last, siblings)
-    elsewhere = " or ".join(repr(key) for key in valid_keys if key.rpartition(".")[2] == last)
-    if sibling:
-        hint = sibling.replace("'", f"'{section}", 1)
-    else:
-        hint = f"did you mean {elsewhere}?" if elsewhere else did_you_mean(name, valid_keys)
-    return f"{where}: unknown key, {hint or '`pacorl config SECTION` lists the keys'}"
+def _guess(name: str, keys: Collection[str]) -> str:
+    """Ask about the keys whose last part resembles a wrong key's, in its own section first; empty if none do."""
+    section, _, last = name.rpartition(".")
+    for candidates in ([key for key in keys if key.startswith(f"{section}.")], keys):
+        meant = nearest(last, [key.rpartition(".")[2] for key in candidates])
+        near = [repr(key) for key in candidates if meant and f".{key}".endswith(f".{meant}")]
+        if near:
+            return f"did you mean {' or '.join(near[:3])}?"
+    return ""
 
 
 def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
@@ -90,20 +78,19 @@ def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
     """
     keys: dict[str, str] = {}
     for name, field in model.model_fields.items():
-        sections, kind = _sections(field)
-        if not sections:
-            default = field.get_default(call_default_factory=True)
-            kind = "required" if field.is_required() else json.dumps(default, default=str)
-            if get_origin(field.annotation) is Literal:
-                kind = f"{' | '.join(map(str, get_args(field.annotation)))} = {kind}"
-        text = field.description or (sections[0].__doc__ if sections else "") or ""
-        keys[f"{prefix}{name}"] = _explained(f"{prefix}{name}", kind, text)
+        key, table = f"{prefix}{name}", _table_of(field)
+        if table:
+            sections = [table[entry].options for entry in (*table, *table.users)]
+            kind = f"section, of {table.key} {' | '.join(table)}"
+        else:
+            sections = _models_in(field.annotation)
+            kind = "section" if sections else _values(field)
+        keys[key] = _explained(key, kind, field.description or (sections[0].__doc__ if sections else "") or "")
         for section in reversed(sections):
-            keys |= keys_of(section, prefix=f"{prefix}{name}.")
-        for table in field.metadata:
-            if isinstance(table, Table):
-                key = f"{prefix}{name}.{table.key}"
-                keys[key] = _explained(key, f"{' | '.join(table)} = {json.dumps(next(iter(table)))}", CHOICE)
+            keys |= keys_of(section, prefix=f"{key}.")
+        if table:
+            choice = f"{key}.{table.key}"
+            keys[choice] = _explained(choice, f"{' | '.join(table)} = {json.dumps(next(iter(table)))}", CHOICE)
     return keys
 
 
@@ -111,15 +98,23 @@ def _explained(key: str, kind: str, text: str) -> str:
     return f"{key}: {kind}\n{textwrap.indent(textwrap.fill(' '.join(text.split()), 96), '    ')}"
 
 
-def _sections(field: FieldInfo) -> tuple[list[type[BaseModel]], str]:
-    """List the sections that a key or its list accepts, and the key that selects one."""
-    for table in field.metadata:
-        if isinstance(table, Table):
-            entries = [table[name].options for name in (*table, *table.users)]
-            return entries, f"section, of {table.key} {' | '.join(table)}"
-    annotations, sections = [field.annotation], []
-    for annotation in annotations:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            sections.append(annotation)
-        annotations += get_args(annotation)
-    return sections, "section"
+def _values(field: FieldInfo) -> str:
+    """Format the choices and the default of a key."""
+    if field.is_required():
+        return "required"
+    default = json.dumps(field.get_default(call_default_factory=True), default=str)
+    if get_origin(field.annotation) is Literal:
+        return f"{' | '.join(map(str, get_args(field.annotation)))} = {default}"
+    return default
+
+
+def _table_of(field: FieldInfo) -> Table[Any] | None:
+    """Return the table whose entries decide the keys of a section; None for another key."""
+    return next((table for table in field.metadata if isinstance(table, Table)), None)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """List the sections that a key or its list accepts."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models_in(inner)]

@@ -52,11 +52,12 @@ def find_beside(folder: Path, document: Any, *, depth: int = 4) -> None:
                 document[key] = str(folder / value)
 
 
-def file_and_name(name: str) -> tuple[Path, str]:
-    """Split `path/to/file.py:NAME`, and check that the file exists.
+def users_value(name: str) -> Any:
+    """Execute the file of a user's name, again only if it has changed, and return its value NAME.
 
     Raises:
-        ValueError: if it has another form, or the file does not exist.
+        ValueError: if the name has another form, users' code is not executed here, or the file does not exist, raises
+            an error or lacks NAME.
     """
     match = NAME.fullmatch(name)
     if not match:
@@ -64,16 +65,6 @@ def file_and_name(name: str) -> tuple[Path, str]:
     path = Path(match["path"])
     if not path.is_file():
         raise ValueError(f"{path} is no file here or beside the config; name your own code as {FORM}")
-    return path, match["name"]
-
-
-def users_value(name: str) -> Any:
-    """Execute the file of a user's name, again only if it has changed, and return its value NAME.
-
-    Raises:
-        ValueError: if users' code is not executed here, or if this one does not exist, raises an error or lacks NAME.
-    """
-    path, attribute = file_and_name(name)
     if os.environ.get(NO_USER_FILES):
         raise ValueError(
             f"{name!r} is code, which the studio does not execute; `pacorl` trains with it if you trust it"
@@ -81,20 +72,19 @@ def users_value(name: str) -> Any:
     # pydantic and dataclasses look a class's module up in sys.modules. This name is the file's own, so that it hides
     # no other module; a changed file is executed again.
     own_name = f"pacorl_user_{path.stem}_{text_digest(f'{path.resolve()} {digest(path)}')[:8]}"
-    if own_name not in sys.modules:
-        module = ModuleType(own_name)
+    module = sys.modules.get(own_name)
+    if module is None:
+        module = sys.modules[own_name] = ModuleType(own_name)
         module.__file__ = str(path)
-        sys.modules[own_name] = module
         try:
             SourceFileLoader(own_name, str(path)).exec_module(module)
         except FAULTS as error:
             del sys.modules[own_name]
             fault = f"{type(error).__name__} when the file was run"
             raise ValueError(f"{path}{line_in(path, error)}: {fault}: {error}") from error
-    module = sys.modules[own_name]
-    if not hasattr(module, attribute):
-        raise ValueError(f"{path} has no {attribute!r}")
-    return getattr(module, attribute)
+    if not hasattr(module, match["name"]):
+        raise ValueError(f"{path} has no {match['name']!r}")
+    return getattr(module, match["name"])
 
 
 def file_digests(document: Any) -> dict[str, str]:
@@ -126,8 +116,8 @@ def line_in(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):  # its traceback does not contain the file
         return f", line {error.lineno}"
     # The last frame of the file: the error itself often comes from a called library.
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-    if not lines:
-        return ""
-    return f", line {lines[-1]}"
+    line = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename) == path:
+            line = f", line {frame.lineno}"
+    return line
