@@ -49,6 +49,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+POLICY_VIOLATION = 1008
+"""Close code of a refused websocket."""
 
 
 class RefusedError(HTTPException):
@@ -92,6 +94,9 @@ class Guard:
             check_origin(connection)
             self.admit(connection)
         except RefusedError as refusal:
+            if scope["type"] == "websocket":
+                # Closed with a code: uvicorn logs an error for each that is answered over HTTP.
+                return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
             return await self.answer(refusal)(scope, receive, send_with_headers)
         await self.app(scope, receive, send_with_headers)
         return None
