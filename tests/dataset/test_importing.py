@@ -121,6 +121,9 @@ def test_everybodys_file_has_votes_about_the_same_pairs(mine, tmp_path: Path) ->
 def test_a_person_answers_a_question_about_images_once(mine, tmp_path: Path) -> None:
     source = mine(line(0, "One hero,ann"), line(0, "One style,ann"), line(0, "One hero,bob"))
     assert import_rankings(tmp_path, source)["rankings"] == 3
-    mine(line(0, "One hero,ann"), line(0, "One hero,ann"))
+    # A line that is there twice counts once.
+    again = import_rankings(tmp_path, mine(line(0, "One hero,ann"), line(0, "One hero,ann")))
+    assert (again["rankings"], again["repeated"]) == (1, 1)
+    mine(line(0, "One hero,ann"), "0/0.png,0/3.png | 0/2.png | 0/1.png,One hero,ann")
     with pytest.raises(ValueError, match=r"rankings\.csv:3: ranks what ann has ranked"):
         import_rankings(tmp_path, source)

@@ -234,12 +234,15 @@ def export(
 
     for source in rankings:
         counts = import_rankings(folder, source)
-        repeated = f"; {counts['repeated']} left out, which {folder} has already" if counts["repeated"] else ""
+        repeated = f"; {counts['repeated']} left out, which are there already" if counts["repeated"] else ""
         echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images{repeated}")
-    files = [shlex.quote(str((out or folder / "export") / f"consistency_{name}.jsonl")) for name in ("train", "test")]
+    with progress("exporting") as advance:
+        counts = write(folder, out=out, test_share=test_share, seed=seed, progress=advance)
+    files = dict.fromkeys(("train", "test"), "")
+    for split in counts["splits"]:
+        files[split] = shlex.quote(str((out or folder / "export") / f"consistency_{split}.jsonl"))
     recipe = "tiny" if _is_tiny(folder) else "paco_reward_7b"
-    command = f"train-reward reward/{recipe} data.train=[{files[0]}] data.evaluation=[{files[1]}]"
-    run("exporting", write, folder, out=out, test_share=test_share, seed=seed, then=command)
+    show(counts, f"train-reward reward/{recipe} data.train=[{files['train']}] data.evaluation=[{files['test']}]")
 
 
 def _is_tiny(folder: Path) -> bool:

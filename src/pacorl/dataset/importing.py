@@ -26,7 +26,7 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     """Import a CSV or JSONL of rankings (`records.rankings`) as `imported/NAME`, the name of the file, with its images.
 
     Rankings of one reference are a group, unless the file names its groups. Returns the number of rankings and images,
-    and of `repeated` rankings, which the folder has already and which are left out.
+    and of `repeated` rankings, which the file or the folder has already and which are left out.
 
     Raises:
         ValueError: another source has the name, or a record is malformed or an image missing (with file and record);
@@ -45,9 +45,9 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     rankings = load_rankings(source)
     files = _images(source, rankings)
     stored = {image: f"imported/{name}/files/{file}" for image, file in files.items()}
-    rankings = _named(source, rankings, stored, name)
+    named = _named(source, rankings, stored, name)
     path_of = {stored[image]: inside(source.parent, file) for image, file in files.items()}
-    new = _without_repeated(rankings, path_of, folder, name)
+    new = _without_repeated(named, path_of, folder, name)
     images = sorted({image for ranking in new for image in ranking.images})
 
     # Bring the images in, then write the records.
@@ -65,8 +65,7 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
     """Give rankings their instances, groups and annotators, and images their paths in the dataset folder."""
     # Instances are numbered in the order of the file.
     instances: dict[object, str] = {}
-    ranked: set[tuple[str, str]] = set()
-    imported = []
+    ranked: dict[tuple[str, str], Ranking] = {}
     for ranking in rankings:
         reference = stored[ranking.reference]
         tiers = tuple(tuple(stored[image] for image in tier) for tier in ranking.tiers)
@@ -75,29 +74,20 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
         key = (ranking.group, reference, candidates, ranking.theme, repr(ranking.criteria))
         instance = instances.setdefault(key, f"{name}:{len(instances) + 1}")
         annotator = ranking.annotator or name
+        # The reference's path without its suffix, unless the file has groups.
+        group = f"{name}:{ranking.group or Path(ranking.reference).with_suffix('').as_posix()}"
+        named = replace(ranking, instance=instance, annotator=annotator, group=group, reference=reference, tiers=tiers)
+        earlier = ranked.setdefault((instance, annotator), named)
         with blamed_on(f"{source}:{ranking.instance}"):
             if len({reference, *candidates}) <= len(ranking.candidates):
                 raise ValueError("two of its images are the same; take one out")
-            # Two rankings of one instance need two people, or a vote would count twice.
-            if (instance, annotator) in ranked:
+            # Two rankings of one instance need two people, or a vote would count twice. A line may be there twice.
+            if earlier is not named and not (ranking.annotator and earlier.tiers == tiers):
                 raise ValueError(
                     f"ranks what {annotator} has ranked above; take one out, or name an 'annotator' in each if two "
                     "people did"
                 )
-        ranked.add((instance, annotator))
-        # The reference's path without its suffix, unless the file has groups.
-        group = ranking.group or Path(ranking.reference).with_suffix("").as_posix()
-        imported.append(
-            replace(
-                ranking,
-                instance=instance,
-                annotator=annotator,
-                group=f"{name}:{group}",
-                reference=reference,
-                tiers=tiers,
-            )
-        )
-    return imported
+    return list(ranked.values())
 
 
 def _without_repeated(
