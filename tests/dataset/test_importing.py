@@ -96,11 +96,12 @@ def test_answers_under_another_files_name_count_once(mine, tmp_path: Path) -> No
     again = source.with_name("again.csv")
     shutil.copy(source, again)
     assert [import_rankings(tmp_path, path)["repeated"] for path in (source, again, source)] == [0, 3, 0]
-    votes = export(tmp_path)["balance"]["votes"]
-    # A person without a name who agrees about one question only is another; ann is ann.
+    # Who ranks otherwise is another person, and needs a name.
     again.write_text(mine(line(0), "1/0.png,1/3.png | 1/2.png | 1/1.png,,", line(2, ",ann")).read_text())
-    assert import_rankings(tmp_path, again)["repeated"] == 1
-    assert export(tmp_path)["balance"]["votes"] == votes + 4
+    with pytest.raises(ValueError, match=r"1/0\.png: "):
+        import_rankings(tmp_path, again)
+    again.write_text(again.read_text().replace(",,\n", ",,bob\n"))
+    assert import_rankings(tmp_path, again) == {"rankings": 2, "images": 8, "repeated": 1}
 
 
 def test_everybodys_file_has_votes_about_the_same_pairs(mine, tmp_path: Path) -> None:

@@ -233,9 +233,9 @@ def export(
     from pacorl.dataset.importing import import_rankings
 
     for source in rankings:
-        counts = import_rankings(folder, source)
-        repeated = f"; {counts['repeated']} left out, which are there already" if counts["repeated"] else ""
-        echo_errors(f"{source}: {counts['rankings']} rankings of {counts['images']} images{repeated}")
+        imported = import_rankings(folder, source)
+        repeated = f"; {imported['repeated']} left out, which are there already" if imported["repeated"] else ""
+        echo_errors(f"{source}: {imported['rankings']} rankings of {imported['images']} images{repeated}")
     with progress("exporting") as advance:
         counts = write(folder, out=out, test_share=test_share, seed=seed, progress=advance)
     files = dict.fromkeys(("train", "test"), "")

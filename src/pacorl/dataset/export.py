@@ -93,18 +93,13 @@ def pooled(folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking]) ->
 
     name_of = {kept_digest(folder / image): image for answer in own for image in answer.images}
     first_of = {question(answer): answer for answer in own}
-    answered = {(answer.annotator, answer.instance) for answer in own}
     joined = [*own]
     for answer in imported:
         names = {image: name_of.setdefault(kept_digest(folder / image), image) for image in answer.images}
         tiers = tuple(tuple(names[image] for image in tier) for tier in answer.tiers)
         renamed = replace(answer, reference=names[answer.reference], tiers=tiers)
         first = first_of.setdefault(question(renamed), renamed)
-        # A person's second ranking of an instance is no second opinion, and stays by itself.
-        if (answer.annotator, first.instance) not in answered:
-            renamed = replace(renamed, instance=first.instance, group=first.group)
-        answered.add((renamed.annotator, renamed.instance))
-        joined.append(renamed)
+        joined.append(replace(renamed, instance=first.instance, group=first.group))
     return joined
 
 

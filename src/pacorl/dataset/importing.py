@@ -21,6 +21,9 @@ from pacorl.io.files import digest, flush_all, inside, kept_digest, make_folder,
 from pacorl.io.images import check_readable, listed
 from pacorl.records.rankings import Ranking, load_rankings
 
+UNNAMED = "unnamed"
+"""The person of all rankings without an annotator."""
+
 
 def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     """Import a CSV or JSONL of rankings (`records.rankings`) as `imported/NAME`, the name of the file, with its images.
@@ -29,8 +32,8 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     and of `repeated` rankings, which the file or the folder has already and which are left out.
 
     Raises:
-        ValueError: another source has the name, or a record is malformed or an image missing (with file and record);
-            then no file has been written.
+        ValueError: another source has the name, a person has ranked otherwise before, or a record is malformed or an
+            image missing (with file and record); then no file has been written.
     """
     if not source.is_file():
         raise ValueError(f"{source} is no file; rankings come from a .csv or .jsonl file above its images: name it")
@@ -73,7 +76,7 @@ def _named(source: Path, rankings: Sequence[Ranking], stored: dict[str, str], na
         # The same images and question are one instance, in any order of the lines.
         key = (ranking.group, reference, candidates, ranking.theme, repr(ranking.criteria))
         instance = instances.setdefault(key, f"{name}:{len(instances) + 1}")
-        annotator = ranking.annotator or name
+        annotator = ranking.annotator or UNNAMED
         # The reference's path without its suffix, unless the file has groups.
         group = f"{name}:{ranking.group or Path(ranking.reference).with_suffix('').as_posix()}"
         named = replace(ranking, instance=instance, annotator=annotator, group=group, reference=reference, tiers=tiers)
@@ -95,26 +98,30 @@ def _without_repeated(
 ) -> list[Ranking]:
     """Leave out rankings that the folder has already: the same person, question, images by content, and order.
 
-    Two files without names are of one person if one contains all rankings of the other.
+    Raises ValueError if a person's orders differ.
     """
 
-    def key(ranking: Ranking, source: str) -> tuple[object, ...]:
-        person = "" if ranking.annotator == source else ranking.annotator
+    def answered(ranking: Ranking) -> tuple[object, list[frozenset[str]]]:
         reference, *tiers = (
             frozenset(kept_digest(path_of.get(image) or folder / image) for image in tier)
             for tier in ((ranking.reference,), *ranking.tiers)
         )
-        return person, question_of(ranking), reference, tuple(tiers)
+        candidates = frozenset(chain.from_iterable(tiers))
+        return (ranking.annotator, question_of(ranking), reference, candidates), tiers
 
-    keys = [key(ranking, name) for ranking in rankings]
-    known: set[tuple[object, ...]] = {key(ranking, "") for ranking in collect_answers(folder)}
-    for path in folder.glob(IMPORTED):
-        other = path.parent.name
-        if other != name:
-            others = {key(ranking, other) for ranking in read_answers(path)}
-            mine, theirs = ({each for each in side if not each[0]} for side in (keys, others))
-            known |= others if mine <= theirs or theirs <= mine else others - theirs
-    return [ranking for ranking, each in zip(rankings, keys, strict=True) if each not in known]
+    others = [path for path in folder.glob(IMPORTED) if path.parent.name != name]
+    known = dict(map(answered, chain(collect_answers(folder), *map(read_answers, others))))
+    new = []
+    for ranking in rankings:
+        question, tiers = answered(ranking)
+        if known.get(question, tiers) != tiers:
+            raise ValueError(
+                f"{path_of[ranking.reference]}: {folder} has another order of the candidates by {ranking.annotator}; "
+                "take one out, or name an 'annotator' in each file if two people ranked"
+            )
+        if question not in known:
+            new.append(ranking)
+    return new
 
 
 def _images(source: Path, rankings: Sequence[Ranking]) -> dict[str, str]:
