@@ -68,6 +68,7 @@ def test_contradictions_are_flagged_and_left_out(ranked, llm):
     assert len(server.requests) == len(pairs)
     flagged = [row for row in read_jsonl(ranked / "explanations.jsonl") if row["status"] == "contradicted"]
     assert {pairs[row["key"]].consistent for row in flagged} == {False}
+    assert all(row["images"] == [str(path) for path in pairs[row["key"]].images] for row in flagged)
     splits = export(ranked, test_share=0.0)["splits"]
     assert splits["train"]["with_reasons"] == len(pairs) - no
 

@@ -80,10 +80,17 @@ def explain(
 
 def explain_pair(folder: Path, model: ChatModel, pair: Comparison) -> JsonObject:
     """Request one row of explanations.jsonl: `explained`, `contradicted` or `failed`."""
-    row: JsonObject = {"key": pair_key(pair), "consistent": pair.consistent, "reasons": "", "error": ""}
+    images = [image.as_posix() for image in pair.images]
+    row: JsonObject = {
+        "key": pair_key(pair),
+        "images": images,
+        "consistent": pair.consistent,
+        "reasons": "",
+        "error": "",
+    }
     content: list[JsonObject] = []
-    for image in pair.images:
-        data = png_bytes(open_image(inside(folder, image.as_posix())))
+    for image in images:
+        data = png_bytes(open_image(inside(folder, image)))
         url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
         content.append({"type": "image_url", "image_url": {"url": url}})
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": request_text(pair)}]}]

@@ -136,7 +136,8 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     # strict: a stray quote is a fault and no part of a path.
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, restval="", strict=True)
     try:
-        missing = {"reference", "candidates"}.difference(rows.fieldnames or ())
+        rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or ()]
+        missing = {"reference", "candidates"}.difference(rows.fieldnames)
         if missing:
             fix = f"the first line names the columns, e.g. {EXAMPLE}"
             raise ValueError(f"{path}:1: there is no column {max(missing)!r}; {fix}")
