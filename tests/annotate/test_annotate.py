@@ -155,6 +155,19 @@ def test_undo_shows_the_last_again_as_it_was(dataset):
     assert [rank_next(annotation, "ann") for _ in keys] == keys
 
 
+def test_an_answer_whose_line_is_removed_is_open_again(annotation):
+    keys = [rank_next(annotation, "ann") for _ in range(3)]
+    annotation.undo("ann", request=request())
+    path = annotation.folder / "answers.jsonl"
+    start, first, second, third, undo = path.read_text().splitlines(keepends=True)
+    path.write_text(start + second + third + undo)
+    reopened = Annotation(annotation.folder)
+    assert [event.instance for event in reopened.log.of("ann")] == [reopened.instance_of("ann", keys[1]).id]
+    path.write_text(start + first + second + undo)
+    with pytest.raises(ValueError, match=r"answers\.jsonl:4: "):
+        Annotation(annotation.folder)
+
+
 def test_a_foreign_image_tied_with_the_others_fails_its_control(dataset):
     annotation = Annotation(dataset(2, 2))
     annotation.start(["ann"])

@@ -5,7 +5,8 @@
 {"kind": "skip", "person": "ann", "instance": "i2", "reason": "…", "request": "…", "at": …}
 {"kind": "undo", "person": "ann", "instance": "i1", "request": "…", "at": …}
 
-The lines alone determine the answers. An incomplete last line of a killed server was never acknowledged and is cut off.
+The lines alone determine the answers: without its line an answer is open again. An incomplete last line of a killed
+server was never acknowledged and is cut off.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from pacorl.dataset.folder import OWN_QUESTION, Instance, read_answers, write_records
-from pacorl.io.documents import append_jsonl, read_log, typed
+from pacorl.io.documents import JsonObject, append_jsonl, read_log, typed
 from pacorl.io.files import PRIVATE
 from pacorl.records.rankings import Ranking
 
@@ -72,13 +73,19 @@ class AnswerLog:
         self.undone: dict[str, list[Event]] = {}
         """Person → answers that were taken back and not given again, the latest last."""
         self.requests: dict[str, Event] = {}
-        read_log(self.path, lambda row: self._apply(typed(row, Event)), mends=writes)
+        read_log(self.path, self._read, mends=writes)
 
     def append(self, event: Event) -> None:
         """Write an event, and return when it is on the disk. Raises OSError, and changes nothing, if it cannot be."""
         event = event.model_copy(update={"at": round(time.time(), 3)})
         append_jsonl(self.path, event.model_dump(exclude_defaults=True))
         self._apply(event)
+
+    def _read(self, row: JsonObject) -> None:
+        try:
+            self._apply(typed(row, Event))
+        except KeyError as missing:
+            raise ValueError(f"{missing} is in no line above it; remove this line, too") from None
 
     def _apply(self, event: Event) -> None:
         key = (event.person, event.instance)
