@@ -11,7 +11,7 @@ import base64
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain
@@ -137,38 +137,35 @@ class ServedJudge:
         self.name = name
         self.judge = judge
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
-        self.waiting: list[tuple[ChatPrompt, asyncio.Future[Tensor]]] = []
-        self.answering: asyncio.Task[None] | None = None
+        self.waiting: list[tuple[ChatPrompt, Future[Tensor]]] = []
 
-    async def on_thread(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    def submit(self, work: Callable[..., T], *arguments: Any, **options: Any) -> asyncio.Future[T]:
         """Run work on the judge's thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, partial(work, *arguments, **options))
+        return asyncio.wrap_future(self.thread.submit(work, *arguments, **options))
 
-    async def log_probs(self, prompt: ChatPrompt) -> Tensor:
-        """Return the (V,) log-probabilities of a prompt's first answer token."""
-        answer: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
+    def log_probs(self, prompt: ChatPrompt) -> asyncio.Future[Tensor]:
+        """Compute the (V,) log-probabilities of a prompt's first answer token."""
+        answer: Future[Tensor] = Future()
         self.waiting.append((prompt, answer))
-        if self.answering is None or self.answering.done():
-            self.answering = asyncio.create_task(self._answer_all())
-        return await answer
+        self.thread.submit(self._answer)
+        return asyncio.wrap_future(answer)
 
-    async def _answer_all(self) -> None:
-        """Answer until no question waits: all that wait when the thread is free share a forward."""
-        # The first question opens a window for the rest of its call.
-        await asyncio.sleep(WINDOW_SECONDS)
-        while self.waiting:
-            batch, self.waiting = self.waiting[:TOGETHER], self.waiting[TOGETHER:]
-            try:
-                rows: Sequence[Any] = await self.on_thread(self.judge.log_probs, [prompt for prompt, _ in batch])
-            except Exception as fault:
-                rows = [fault] * len(batch)
-            for (_, answer), row in zip(batch, rows, strict=True):
-                if answer.done():  # the caller may have hung up
-                    continue
-                if isinstance(row, Exception):
-                    answer.set_exception(row)
-                else:
-                    answer.set_result(row)
+    def _answer(self) -> None:
+        """Answer the questions that wait when the thread is free, in one forward; none may be left."""
+        if not self.waiting:
+            return
+        time.sleep(WINDOW_SECONDS)  # for the other questions of a call
+        batch = [self.waiting.pop(0) for _ in self.waiting[:TOGETHER]]
+        # A caller may have hung up.
+        batch = [(prompt, answer) for prompt, answer in batch if answer.set_running_or_notify_cancel()]
+        try:
+            rows = self.judge.log_probs([prompt for prompt, _ in batch])
+        except Exception as fault:
+            for _, answer in batch:
+                answer.set_exception(fault)
+            return
+        for (_, answer), row in zip(batch, rows, strict=True):
+            answer.set_result(row)
 
 
 async def decoded(urls: Sequence[str]) -> list[Image]:
@@ -261,7 +258,7 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
             return completion(request, served, [int(row_V.argmax())], row_V)
         if request.logprobs:
             raise RefusedError("log-probabilities are those of one token; set max_tokens to 1")
-        output = await served.on_thread(judge.generate, prompt, max_new_tokens=request.max_tokens, do_sample=False)
+        output = await served.submit(judge.generate, prompt, max_new_tokens=request.max_tokens, do_sample=False)
         return completion(request, served, output.sequences[0].tolist())
 
     @app.post("/v1/consistency")
@@ -276,7 +273,7 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
         if request.least is not None:
             characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
             ask = partial(check_set, least=request.least, characters=characters, questions=questions)
-        return about | (await served.on_thread(ask, judge, panels)).to_dict()
+        return about | (await served.submit(ask, judge, panels)).to_dict()
 
     return app
 
