@@ -27,10 +27,10 @@ from pacorl.config.options import StudioModels
 from pacorl.core.grid import join, parse_layout, split
 from pacorl.io.documents import dump_yaml, read_object, read_yaml, typed
 from pacorl.io.files import make_folder, sole_holder, sweep, write_atomic
-from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
+from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts, upright_size
 from pacorl.judge.pairwise import Matrix
 from pacorl.records.characters import CARD, Card, read_caption, read_character
-from pacorl.types import Character, Grid
+from pacorl.types import Character, Grid, Size
 from pacorl.web import secret_in
 
 MOST_PICTURES = 60
@@ -168,6 +168,10 @@ class Drawing:
     recipe: Recipe
 
     @property
+    def size(self) -> Size:
+        return upright_size(self.path)
+
+    @property
     def panels(self) -> list[Image]:
         return split(open_image(self.path), self.recipe.grid)
 
@@ -198,10 +202,8 @@ class Folder:
         sweep(path)
         self.key = secret_in(path / "key")
         """The secret of the link."""
-        self._removed: list[tuple[str, Path, tuple[Path, ...]]] = []
-        """Removals, the last one at the end: in words, the folder in the trash, and the former paths."""
-        self.removal = ""
-        """The last removal, in words; empty if none can be undone."""
+        self._removals: list[tuple[str, dict[Path, Path]]] = []
+        """Removals that can be undone, the last one at the end: in words, and former path → path in the trash."""
 
     def close(self) -> None:
         self._held.close()
@@ -296,34 +298,39 @@ class Folder:
     def remove(self, what: str, *paths: Path) -> None:
         """Move files or folders into the trash; `undo` brings the last ones back. Captions wait for their pictures."""
         trash = self.path / "trash" / timestamp()
-        for path in paths:
-            trashed = trash / path.relative_to(self.path)
+        moves = {path: trash / path.relative_to(self.path) for path in paths}
+        for path, trashed in moves.items():
             make_folder(trashed.parent)
             path.rename(trashed)
-        self.removal = f"Removed {what}."
-        self._removed.append((self.removal, trash, paths))
+        self._removals.append((f"Removed {what}.", moves))
+
+    @property
+    def removal(self) -> str:
+        """The last removal, in words; empty if none can be undone."""
+        return self._removals[-1][0] if self._removals else ""
+
+    def forget_removals(self) -> None:
+        """Offer no undo any more; the files stay in the trash."""
+        self._removals.clear()
 
     def remove_character(self, name: str) -> None:
         """Remove a character and its LoRAs: another one of this name must not be drawn with them."""
         loras = [path for path in (self.path / "loras").glob("*/*") if path.name == name]
         self.remove(plain(name), self.character_folder(name), *loras)
 
-    def undo(self) -> tuple[Path, ...]:
+    def undo(self) -> list[Path]:
         """Restore the last removal, and return its paths.
 
         Raises FileExistsError if something new has its place, and can be tried again.
         """
-        if not self._removed:
-            return ()
-        _, trash, paths = self._removed[-1]
-        for path in paths:
+        if not self._removals:  # another window was faster
+            return []
+        moves = self._removals[-1][1]
+        for path in moves:
             if path.exists():
                 raise FileExistsError(f"there is a new {path.name}; remove it before you undo the removal")
-        self._removed.pop()
-        self.removal = self._removed[-1][0] if self._removed else ""
-        for path in paths:
-            (trash / path.relative_to(self.path)).rename(path)
-        return paths
+        self._removals.pop()
+        return [trashed.rename(path) for path, trashed in moves.items()]
 
 
 def plain(name: str) -> str:

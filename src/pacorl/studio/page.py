@@ -14,7 +14,7 @@ from nicegui import events, ui
 from PIL.Image import Image
 
 from pacorl.character_training.pictures import LEAST
-from pacorl.io.images import open_image, recipe_of, upright_size
+from pacorl.io.images import open_image, recipe_of
 from pacorl.report.html import render
 from pacorl.studio.folder import PRINT_DPI, Drawing, plain
 from pacorl.studio.models import JUDGE, PRACTICE_ONLY, is_here, offers, shown_name
@@ -109,19 +109,15 @@ class StudioPage:
 
     def status(self) -> None:
         """The job that runs, the fault of the last one, and the undo of the last removal."""
-        studio, folder = self.studio, self.folder
+        close = {"name": "Close the message", "look": "flat dense"}
         with tag("div", "status", role="status"):
-            for owner, field, text, act in (
-                (studio, "phase", "Stop", studio.stop),
-                (studio, "fault", "", None),
-                (folder, "removal", "Undo", self.undo),
-            ):
-                with ui.row(wrap=False).classes(field).bind_visibility_from(owner, field, backward=bool):
-                    ui.label().bind_text_from(owner, field, backward=message)
-                    if act:
-                        self.button(text, act)
-                    if field != "phase":
-                        self.button("✕", setattr, owner, field, "", name="Close the message", look="flat dense")
+            with shown_while(self.studio, "phase"):
+                self.button("Stop", self.studio.stop)
+            with shown_while(self.studio, "fault"):
+                self.button("✕", lambda: None, **close)  # every action clears it
+            with shown_while(self.folder, "removal"):
+                self.button("Undo", self.undo)
+                self.button("✕", self.folder.forget_removals, **close)
 
     def undo(self) -> None:
         """Restore the last removal; a character is chosen again."""
@@ -155,6 +151,10 @@ class StudioPage:
         box = ui.textarea(label).bind_value(self.draft, field)
         return box.on("keydown.ctrl.enter", lambda: self.act(act, *arguments))
 
+    def html(self, template: str, **contents: Any) -> None:
+        """Show one of the report's templates."""
+        ui.html(render(template, url=self.url, **contents), sanitize=False)
+
     def picture(self, path: Path, alt: str = "") -> None:
         """Show an image of the folder; the pixels of a file never change."""
         tag("img", src=self.url(path), alt=alt)
@@ -185,10 +185,8 @@ class StudioPage:
             dialog.on("hide", dialog.delete).props["aria-label"] = name
             yield dialog
             # The status is behind the dialog.
-            fault = (
-                ui.label().props("role=alert").classes("fault").bind_text_from(self.studio, "fault", backward=message)
-            )
-            fault.bind_visibility_from(self.studio, "fault", backward=bool)
+            with shown_while(self.studio, "fault") as fault:
+                fault.props("role=alert")
             self.button("Close", dialog.close, look="flat")
 
     # --- pages -------------------------------------------------------------------------------------------------------
@@ -262,21 +260,17 @@ class StudioPage:
                 else:
                     shape = ui.select(sorted({*LAYOUTS, recipe.layout}), value=recipe.layout, label="Rows x columns")
                     shape.on_value_change(lambda event: self.act(drawing.rewrite, layout=event.value))
-            size = upright_size(drawing.path)
-            ui.html(render("verdict.html", recipe=recipe, size=size, dpi=PRINT_DPI), sanitize=False)
+            self.html("verdict.html", drawing=drawing, dpi=PRINT_DPI)
             if recipe.score is not None:
                 with ui.expansion("Why?").bind_value(self, "why"):
-                    answers = render(
+                    self.html(
                         "why.html",
-                        recipe=recipe,
+                        drawing=drawing,
                         judge=shown_name(recipe.judge or self.studio.names.judge, "judge"),
                         name=plain(recipe.character),
-                        firsts=[self.url(path) for who in self.studio.cast(recipe) for path in who.images[:1]],
-                        page=self.url(drawing.path),
-                        shape=size,
+                        cast=self.studio.cast(recipe),
                         practice=PRACTICE_ONLY,
                     )
-                    ui.html(answers, sanitize=False)
             # Candidates and the tries of a repair are one row of drawings.
             with tag("div", "candidates", role="group", aria_label="All of them, best first"):
                 for index, other in enumerate(page if len(page) > 1 else ()):
@@ -289,7 +283,7 @@ class StudioPage:
         look = "flat dense"
         cells = f"grid-template: repeat({grid.rows}, 1fr) / repeat({grid.cols}, 1fr)"
         with tag("div", "hero"):
-            ui.html(render("sheet.html", recipe=recipe, url=self.url(drawing.path), cells=cells), sanitize=False)
+            self.html("sheet.html", drawing=drawing, cells=cells)
             with tag("div", "cells verbs").style(cells):
                 for panel in range(grid.count):
                     it = f"panel {panel + 1}"
@@ -381,16 +375,15 @@ class StudioPage:
             teach = self.button(text, self.studio.submit, self.studio.teach, name, look="")
             teach.set_enabled(len(self.folder.pictures(name)) >= LEAST)
             if shown:
-                gallery = render(
+                practice = self.studio.names.model == TINY
+                self.html(
                     "gallery.html",
                     training=shown,
                     name=name,
-                    url=self.url,
-                    practice=self.studio.names.model == TINY,
-                    strength=PRACTICE_STRENGTH,
+                    practice=practice,
+                    strength=PRACTICE_STRENGTH if practice else 1,
                     in_use=shown == taught,
                 )
-                ui.html(gallery, sanitize=False)
             if taught and shown == taught:
                 self.button("Save for ComfyUI", ui.download, taught.lora, f"{name}.safetensors")
             else:
@@ -449,6 +442,14 @@ def card(name: str) -> Iterator[None]:
     with tag("section", "card", aria_label=name):
         ui.label(name).props("role=heading aria-level=2").classes("h2")
         yield
+
+
+@contextmanager
+def shown_while(owner: object, field: str) -> Iterator[ui.row]:
+    """Build a row that begins with a text of `owner`, and is hidden while this is empty."""
+    with ui.row(wrap=False).classes(field).bind_visibility_from(owner, field, backward=bool) as row:
+        ui.label().bind_text_from(owner, field, backward=message)
+        yield row
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe
-from pacorl.io.documents import read_jsonl, read_yaml
+from pacorl.io.documents import read_jsonl, read_log, read_yaml
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.types import TINY
 
@@ -22,19 +23,22 @@ class Training:
     run: Path
 
     @property
+    def log(self) -> Path:
+        return self.run / "metrics.jsonl"
+
+    @property
     def step(self) -> int:
         """Step of the newest evaluation, which has pictures; -1 before it has begun."""
-        log = self.run / "metrics.jsonl"
-        lines = read_jsonl(log) if log.is_file() else []
-        return max((int(line["step"]) for line in lines if line["kind"] == "evaluation"), default=-1)
+        steps = read_log(self.log, lambda line: int(line["step"]) if line["kind"] == "evaluation" else -1)
+        return max(steps, default=-1)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(read_yaml(self.run / "config.yaml"))
 
     @property
     def is_finished(self) -> bool:
         return (self.run / "summary.json").is_file()
-
-    @property
-    def base(self) -> str:
-        return str(read_yaml(self.run / "config.yaml")["model"]["checkpoint"])
 
     @property
     def lora(self) -> Path:

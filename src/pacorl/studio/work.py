@@ -27,7 +27,7 @@ from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import panel_tags, shared_text
 from pacorl.core.set_scores import tied_groups
 from pacorl.io.children import start_python
-from pacorl.io.documents import read_yaml, write_json
+from pacorl.io.documents import write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge import judge_for
@@ -36,6 +36,7 @@ from pacorl.models.adapters import adapter_names, read_adapters
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import check_for, layout_for, prompt_from, sentence
 from pacorl.records.panels import write_panels
+from pacorl.report.html import render
 from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, plain, timestamp
 from pacorl.studio.models import JUDGE, PRACTICE, PRACTICE_ONLY, download, fit_of, is_here, judge_of, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
@@ -72,10 +73,8 @@ class Studio:
         self.folder = Folder(folder)
         self.draft = self.folder.read_draft()
         self._saved = self.draft.model_dump()
-        self.names = names
         # The model that was chosen on the page, unless the command names one.
-        if names == PRACTICE:
-            self.names = self.draft.chosen or names
+        self.names = (self.draft.chosen if names == PRACTICE else None) or names
         self.version = 0
         """Counts changes, so that every open window shows them."""
         self.phase = ""
@@ -154,7 +153,9 @@ class Studio:
                 try:
                     while process.poll() is None:
                         time.sleep(0.5)
-                        self.enter(phase())
+                        words = phase()
+                        self.version += words != self.phase  # with the words its files change
+                        self.enter(words)
                 except CancelledError:
                     process.terminate()  # a trainer saves
                     raise
@@ -444,10 +445,11 @@ class Studio:
         if seed is None:
             seed = new_seed()
         self.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
-        # `go_on` stops a drawing between two of its steps.
-        options: dict[str, Any] = {"best_of": DRAWINGS, "judge": reward, "keep_all": True, "on_step": self.go_on}
         drawings = []
-        for each in generate_sets(generator, prompts, seed=seed, **options):
+        # `go_on` stops a drawing between two of its steps.
+        for each in generate_sets(
+            generator, prompts, seed=seed, best_of=DRAWINGS, judge=reward, keep_all=True, on_step=self.go_on
+        ):
             recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge))
             note = recipe.prompt.rstrip(".") if recipe.sources else ""
             assert each.judged, "several candidates"
@@ -456,7 +458,7 @@ class Studio:
 
     def _open(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
         self.keep(page=self.folder.add_page(drawings), drawing=0)
-        self.folder.removal = ""  # an old one would be a surprise
+        self.folder.forget_removals()  # an old one would be a surprise
 
     # --- an existing page -------------------------------------------------------------------------------------------
 
@@ -511,29 +513,37 @@ class Studio:
             repair = repair_set(panels, gate=gate, redraw=redraw, tries=tries)
         except ControlError as error:
             raise ValueError(NO_VERDICT) from error
-        original = open_image(drawing.path)
-        page = page_of(repair.images, recipe.grid, panels[0].size)
         # The verdict stays with the page that was checked, also if nothing was repaired.
-        before = drawing.rewrite(**self._judged(models, drawing, panels, repair.before))
-        if repair.tries:
-            drawn_by = {"characters": recipe.characters, "adapter": generator.adapter, "tied": 1}
-            note = "repaired" if repair.after.passed else "improved"
-            improved = before.recipe.updated(
-                note=note, **drawn_by, **self._judged(models, drawing, repair.images, repair.after)
+        before = drawing.rewrite(**self._judged(models, drawing, panels, repair.before)).recipe
+        original = open_image(drawing.path)
+        pages = [(original, before.updated(note=NO_BETTER))]
+        if repair.replaced:
+            improved = before.updated(
+                note="repaired" if repair.after.passed else "improved",
+                characters=recipe.characters,
+                adapter=generator.adapter,
+                tied=1,
+                **self._judged(models, drawing, repair.images, repair.after),
             )
-            pages = [(page, improved), (original, before.recipe.updated(note="as before"))]
-            if not repair.replaced:
-                pages = [(original, before.recipe.updated(note=NO_BETTER))]
-            for each in repair.tries:
-                verdict = each.verdict if each.check else "not judged"
-                pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {verdict}")))
+            page = page_of(repair.images, recipe.grid, panels[0].size)
+            pages = [(page, improved), (original, before.updated(note="as before"))]
+        for each in repair.tries:
+            verdict = each.verdict if each.check else "not judged"
+            pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {verdict}")))
+        if repair.tries:
             self._open(pages)
 
     def _judged(self, models: Models, drawing: Drawing, panels: Sequence[Image], check: Check) -> dict[str, Any]:
         """Return the fields of a page by a check, with its means by the ranking's question: all pages have that."""
+        fields = {
+            "checked": render("checked.txt", check=check).splitlines(),
+            "odd": check.odd_one_out,
+            "score": check.scores.mean,
+            "matrix": check.scores.matrix,
+        }
         page = page_of(panels, drawing.recipe.grid, panels[0].size)
         # One page a call, since a batch rounds others.
-        return verdict_in(check) | self._scores(models, drawing.recipe, [page])[0]
+        return fields | self._scores(models, drawing.recipe, [page])[0]
 
     def _redrawing(self, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
         """Return the function that redraws a panel of a page from its text, in the size of `panel`."""
@@ -566,22 +576,16 @@ class Studio:
             training = Training(self.loras(character) / timestamp())
         command = ["-m", "pacorl", "train-character", str(self.folder.character_folder(character))]
         command += [f"out={training.run}", *training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
-        began, first, seen = time.monotonic(), max(training.step, 0), -1
-        words = f"{LEARNING} {plain(character)}"
-        progress = ""
+        began, first = time.time(), max(training.step, 0)
 
         def phase() -> str:
-            nonlocal seen, progress
-            step = training.step
-            if step != seen:
-                seen = step
-                self.version += 1  # it has new pictures
-                most = read_yaml(training.run / "config.yaml")["steps"]
-                progress = f", step {step} of at most {most}"
-                if step > first:
-                    left = ceil((most - step) * (time.monotonic() - began) / (step - first) / 60)
-                    progress += f", about {left} minute{'' if left == 1 else 's'} left"
-            return words + progress
+            words, step = f"{LEARNING} {plain(character)}", training.step
+            if step >= 0:
+                words += f", step {step} of at most {training.config['steps']}"
+            if step > first:
+                seconds = (training.log.stat().st_mtime - began) / (step - first) * (training.config["steps"] - step)
+                words += f", about {ceil(seconds / 60)} min left"
+            return words
 
         self._run_child(command, phase, **{NO_USER_FILES: "1"})
 
@@ -605,32 +609,6 @@ def changed(recipe: Recipe, panel: int, instruction: str) -> Recipe:
         texts[panel] = tiny_changed(recipe.panels[panel], instruction)
     panels = [f"{tag}: {sentence(text)}" for tag, text in zip(panel_tags(recipe.grid), texts, strict=True)]
     return recipe.updated(prompt=" ".join([shared_text(recipe.prompt), *panels]), panels=texts, drawn=recipe.words)
-
-
-def sentences_of(check: Check) -> list[str]:
-    """State a check's result for people who draw, the verdict first."""
-    lowest = min(check.panels, key=lambda panel: (panel.score is None, panel.rank))
-    against = plain(lowest.lowest_character or "the other panels")
-    verdict = f"All {len(check.panels)} panels belong together."
-    if check.unsure:
-        verdict = f"There is no verdict about {', '.join(check.panels[number].image for number in check.unsure)}."
-    if check.failed:
-        odd = [check.panels[number] for number in check.failed]
-        faults = [f"{panel.image} (not like {plain(panel.lowest_character or 'the others')})" for panel in odd]
-        verdict = f"Does not fit: {', '.join(faults)}."
-    score = "unknown" if lowest.score is None else f"{lowest.score:.2f}"
-    tried = f"wrong about {check.misjudged}" if check.misjudged else "right"
-    return [
-        verdict,
-        f"The lowest is {lowest.image} with {against}, {score}; {check.least:.2f} is enough.",
-        f"First the judge was tried on pictures with known answers, and was {tried}.",
-    ]
-
-
-def verdict_in(check: Check) -> dict[str, Any]:
-    """Return the fields that a check adds to a recipe."""
-    scores = {"score": check.scores.mean, "matrix": check.scores.matrix}
-    return {"checked": sentences_of(check), "odd": check.odd_one_out, **scores}
 
 
 def scores_in(judged: Judged) -> dict[str, Any]:
