@@ -161,12 +161,18 @@ def test_a_folder_of_sets_has_one_document_and_the_worst_code(folder: Path, tmp_
         for number in panels:
             shutil.copy(folder / f"{number}.png", sets / name / f"{number}.png")
     shutil.copy(folder / "wrong.png", sets / "wrong" / "4.png")
+    # What `pacorl generate --min` leaves: a page, its panels, and drafts.
+    recipe = {"Software": "pacorl 0.1.0", "layout": "2x2"}
+    sound = [Image.open(folder / f"{number}.png") for number in (1, 2, 3, 4)]
+    (sets / "set-1.png").write_bytes(png_bytes(join(sound, Grid(2, 2)), recipe))
+    (sets / "set-1-panel-1.png").write_bytes(png_bytes(sound[0], {**recipe, "panel": "waving"}))
+    shutil.copytree(sets / "lone", sets / "tries")
 
     result = run("check", "--sets", sets, "--min", 0.5, "--json")
     documents = json.loads(result.stdout)
     assert result.exit_code == 1, result.output
     found = [(document["set"], document["code"], document["passed"]) for document in documents]
-    assert found == [("lone", 1, None), ("sound", 0, True), ("wrong", BELOW, False)]
+    assert found == [("lone", 1, None), ("sound", 0, True), ("wrong", BELOW, False), ("set-1.png", 0, True)]
     assert documents[2]["odd_one_out"] == str(sets / "wrong" / "4.png")
 
     # An error outranks a verdict, and a failed set a sound one.

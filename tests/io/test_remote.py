@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import pytest
 from app_server import serving_app
 from fastapi import FastAPI, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import RedirectResponse, StreamingResponse
 from PIL import Image
 
 from pacorl.gate.panels import open_panels
@@ -21,6 +23,7 @@ def web() -> FastAPI:
     app.get("/moved/{times}")(
         lambda times: RedirectResponse(f"/moved/{int(times) - 1}" if times != "0" else "/red.png")
     )
+    app.get("/endless")(lambda: StreamingResponse(repeat(bytes(2**20)), media_type="image/png"))
     return app
 
 
@@ -29,7 +32,7 @@ def test_an_image_is_fetched_through_redirects() -> None:
         names, images, _ = open_panels([f"{url}/red.png", f"{url}/moved/1"])
         assert names[1] == f"{url}/moved/1"
         assert images[0].tobytes() == images[1].tobytes() == RED.tobytes()
-        for path, named in (("/moved/99", "redirects"), ("/absent.png", "404")):
+        for path, named in (("/moved/99", "redirects"), ("/absent.png", "404"), ("/endless", "64 MiB")):
             with pytest.raises(ImageError, match=named) as caught:
                 open_source(f"{url}{path}?token=secret")
             assert "secret" not in str(caught.value)

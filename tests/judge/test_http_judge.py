@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -143,6 +144,8 @@ def test_close_abandons_what_runs(server: FakeServer) -> None:
         judge.close()
         closed.set()
         assert isinstance(answers.exception(30), CancelledError)
+    with pytest.raises(RuntimeError, match=re.escape(judge.url)):
+        judge.verdicts(QUESTIONS)
 
 
 # --- a server that does not ------------------------------------------------------------------------------------

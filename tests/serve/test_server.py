@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from threading import active_count
 from typing import Any
 from unittest.mock import Mock
 
@@ -129,8 +130,10 @@ def test_a_calibration_is_of_weights_that_have_any_name(url: str, tiny_url: str,
         Calibration("a copy", Curve(), identity=identity).save(path)
         PacoReward.from_pretrained(source, calibration=path).close()
         Calibration("mine", Curve(), identity="sha256 0").save(path)
+        threads = active_count()
         with pytest.raises(UsageError, match="sha256 0"):
             PacoReward.from_pretrained(source, calibration=path)
+        assert active_count() == threads, "the judge's connection is closed"
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ class CheckOptions(QuestionOptions):
 def check(
     images: list[str] = Argument([], help="Panels: files or folders; or one page of panels."),
     *,
-    sets: Path | None = Option(None, help="Check each subfolder of this folder as a set, with one load of the judge."),
+    sets: Path | None = Option(None, help="Check each subfolder, or generated page, of this folder as a set."),
     judge: CalibratedJudge,
     ask: CheckOptions,
     report: Path | None = Option(None, help="Write a self-contained page."),
@@ -131,7 +131,7 @@ def check(
 ) -> None:
     """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
     from pacorl.gate.check import check_lines, check_page
-    from pacorl.gate.panels import files_of, open_panels, panels_in
+    from pacorl.gate.panels import files_of, open_panels
     from pacorl.io.files import check_made, check_writable, write_atomic
     from pacorl.runtime.cores import use_cores
 
@@ -149,11 +149,7 @@ def check(
         report.unlink(missing_ok=True)
     # Panels, references, questions and threshold, before a judge is loaded. Of many sets one is open at a time.
     if sets:
-        files = {path.name: panels_in(path) for path in sorted(sets.iterdir()) if path.is_dir()}
-        if not any(files.values()):
-            raise ValueError(
-                f"{sets} has no subfolder with images; --sets takes a folder with a subfolder for each set"
-            )
+        files = _sets_in(sets)
         most = max(2, *map(len, files.values()))
     else:
         panels = open_panels(images, grid=ask.grid)
@@ -181,6 +177,21 @@ def check(
     raise Exit(code_of(checked))
 
 
+def _sets_in(folder: Path) -> dict[str, list[str]]:
+    """List the files of each set in a folder: of a subfolder, or a page. Raises ValueError if there is none."""
+    from pacorl.gate.panels import files_of
+    from pacorl.io.images import images_in, recipe_of
+
+    files = {}
+    # Any image is a page, so that none passes unseen, but the panels of one. `tries` are drafts.
+    for path in [*sorted(folder.glob("*/")), *images_in(folder)]:
+        if path.name != "tries" and "panel" not in recipe_of(path):
+            files[path.name] = files_of([path])
+    if not files:
+        raise ValueError(f"{folder} holds no sets; --sets takes a folder with a subfolder or a page for each")
+    return files
+
+
 def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]], *, as_json: bool) -> int:
     """Check each set of files, and return the worst exit code."""
     from pacorl.gate.check import verdict_lines
@@ -204,6 +215,7 @@ def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]
             echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if as_json:
         print_json(documents)
+    echo_errors(f"{codes.count(0)} of {len(codes)} sets pass")
     return max(codes, key=SEVERITY.index)
 
 

@@ -36,7 +36,6 @@ def serve(
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
     served = Served(source, name or Path(source).name, host=host, port=port)
     if backend == "vllm":
-        echo_errors(f"vLLM will serve {served.name} on port {served.port}")
         run_vllm(served, api_key=key or "", extra=context.args)
     if context.args:
         raise ValueError(f"{' '.join(context.args)} would be for vLLM; the built-in server takes no further arguments")

@@ -11,7 +11,7 @@ from pacorl.core.batches import in_batches
 from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
-from pacorl.judge import identity_at, judge_from
+from pacorl.judge import check_judge, judge_from
 from pacorl.judge.calibration import read_calibration
 from pacorl.types import Question, Verdict
 
@@ -63,10 +63,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             ValueError: The judge is missing, or does not fit the options; for a server, before any question.
             UsageError: The calibration is of another judge.
         """
+        check_judge(str(source), calibration=calibration)
         curve = read_calibration(calibration)
         judge, name = judge_from(str(source), variants=variants, calibration=curve, memory=memory)
-        if curve:
-            curve.check_judge(str(source), name, identity_at(str(source), judge))
         return cls(judge, name=name)
 
     @property

@@ -47,7 +47,7 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
     faults = []
     for source in files_of(sources):
         if Path(source).is_dir():
-            faults.append(f"{source} is a folder without images")
+            faults.append(f"{source} is a folder without images (of a folder of sets: `pacorl check --sets`)")
             continue
         try:
             images.append(open_source(source))

@@ -47,6 +47,7 @@ from pacorl.io.files import (
     safetensors_errors,
 )
 from pacorl.judge import identity_of
+from pacorl.judge.judge import Judge
 from pacorl.models.lora import save_lora
 from pacorl.rewards.reward import RewardFunction
 from pacorl.runtime.logbook import Progress
@@ -256,17 +257,22 @@ def check_changes_since(checkpoint: Path, config: LoraConfig, *, identities: Map
     check_changes(changes, free=free)
 
 
-def identities_of(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> dict[str, str]:
+def identities_of(
+    config: PolicyConfig, functions: Mapping[str, RewardFunction], judges: Mapping[str, Judge]
+) -> dict[str, str]:
     """Identify the weights and code behind the rewards, which the config's keys do not determine.
+
+    Args:
+        judges: the opened ones of `builders.open_judges`, whose servers may publish a digest of their weights.
 
     Returns:
         Section → weights, prompt and version of its judge; and `code of NAME` → short digest of a reward function or of
         a file in the config. A judge whose identity is not known yet is left out.
     """
-    judges = zip(PLACES, (config.judge, config.held_out_judge), strict=True)
+    places = zip(PLACES, (config.judge, config.held_out_judge), ("rewards", "held_out"), strict=True)
     identities = {}
-    for name, options in judges:
-        identity = identity_of(options) if options else ""
+    for name, options, role in places:
+        identity = getattr(judges.get(role), "identity", "") or (identity_of(options) if options else "")
         if identity:
             identities[name] = identity
     digests = {name: code_digest(function) for name, function in functions.items()}

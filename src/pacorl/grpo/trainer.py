@@ -35,7 +35,7 @@ from pacorl.io.documents import JsonObject, read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.io.quiet import quiet, quiet_loading
-from pacorl.judge.judge import RemoteJudge, close_judge
+from pacorl.judge.judge import Judge, RemoteJudge, close_judge
 from pacorl.records.leaks import LEAKS
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import RewardFunction
@@ -147,30 +147,30 @@ class PolicyTrainer:
             on_fault.callback(self._open.close)
             self.runtime.on_main(lambda: self._open.enter_context(own_folder(config.out)))
             start = self.runtime.on_main(partial(checkpoint.starting_point, config, resume))
+            # Remote judges first: a server publishes the digest of its weights.
+            runtime = self.runtime
+            open_judges = partial(builders.open_judges, config, device=runtime.device, processes=runtime.world)
+            judges = open_judges(remote=True, resumed=start is not None)
+            for judge in judges.values():
+                self._open.callback(close_judge, judge)
             # Only the main process reads a local judge's weights for their digest.
-            identify = partial(checkpoint.identities_of, config, self.functions)
+            identify = partial(checkpoint.identities_of, config, self.functions, judges)
             self.identities = self.runtime.on_main(identify)
             """What decides rewards beside the config: judges, and the user's code as it was executed."""
             if start:
                 compare = partial(checkpoint.check_changes_since, start, config, identities=self.identities)
                 self.runtime.on_main(compare)
-            self._build_models(resumed=start is not None)
+            self._build_models(judges, open_judges)
             # A judge's checkpoint may have been fetched only now.
             self.identities = self.runtime.on_main(identify) | self.identities
             self._build_records(start)
             on_fault.pop_all()  # `close` closes them
 
-    def _build_models(self, *, resumed: bool) -> None:
+    def _build_models(self, judges: dict[str, Judge], open_judges: Callable[..., dict[str, Judge]]) -> None:
         config = self.config
         device = self.runtime.device
 
-        # 1. Connect to remote judges before any weights load.
-        opened = partial(builders.open_judges, config, device=device, processes=self.runtime.world, resumed=resumed)
-        judges = opened(remote=True)
-        for judge in judges.values():
-            self._open.callback(close_judge, judge)
-
-        # 2. Policy, and the conditionings of its prompts.
+        # 1. Policy, and the conditionings of its prompts.
         size, evaluation_size = Size(*config.sampling.size), Size(*config.evaluation.size)
         self.policy = builders.build_adapted_policy(config, sizes=[size, evaluation_size], device=device)
         keys = {self.policy.forward_key(prompt, size) for prompt in self.train_prompts}
@@ -200,14 +200,14 @@ class PolicyTrainer:
         )
         """Parameters of the first epoch's rollouts."""
 
-        # 3. Scorers, after the text encoders are freed: both together may not fit on the device.
+        # 2. Scorers, after the text encoders are freed: both together may not fit on the device.
         in_turns = config.memory != "normal" and not self.runtime.sharded
         self.turns = Turns(self.policy.transformer, device=device) if in_turns else None
         """Generator and scorers that alternate on the device, with little memory."""
         self.scoring: Callable[[], AbstractContextManager[None]] = self.turns.scoring if self.turns else nullcontext
         """Makes the context in which the scorers are on the device."""
         with self.scoring():
-            judges |= opened(remote=False)
+            judges = judges | open_judges(remote=False)
             self.rewards, self.held_out = builders.build_run_rewards(
                 config,
                 self.functions,
@@ -240,7 +240,7 @@ class PolicyTrainer:
         )
         self._open.callback(self.scorer.close)
 
-        # 4. Optimizer and copies of the adapter.
+        # 3. Optimizer and copies of the adapter.
         lags = self.objective.needs == "endpoint"
         self.lora = LoraTraining(self.policy, config.optimizer, runtime=self.runtime, lags=lags)
         # From now on an outage is waited for.

@@ -45,7 +45,7 @@ def check_checkpoint(source: str, *files: str) -> None:
     """
     # A folder or file of this machine.
     if Path(source).exists():
-        if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in files):
+        if not any((Path(source) / file).is_file() for file in files):
             raise ValueError(f"{source} is no checkpoint: it holds no {' and no '.join(files)}")
         return
     if not HUB_NAME.fullmatch(source.partition(":")[0]):

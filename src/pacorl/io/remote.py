@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SECONDS = 30.0
 """Longest silence of a server."""
+LIMIT = 64 * 2**20
+"""Bytes of an image's file; an endless answer would fill the memory."""
 FIX = "check the URL, or download the image and give its file"
 
 
@@ -33,11 +35,15 @@ def fetch(url: str) -> bytes:
     import httpx2
 
     options = client_options(url, seconds=SECONDS) | {"follow_redirects": True}
+    content = bytearray()
     try:
-        with httpx2.Client(**options) as client:
-            answer = client.get(url)
+        with httpx2.Client(**options) as client, client.stream("GET", url) as answer:
+            if answer.status_code != 200:
+                raise ImageError(f"{shown_url(url)}: the server answers {answer.status_code}; {FIX}")
+            for part in answer.iter_bytes():
+                content += part
+                if len(content) > LIMIT:
+                    raise ImageError(f"{shown_url(url)}: larger than {LIMIT / 2**20:.0f} MiB; {FIX}")
     except httpx2.HTTPError as error:
         raise ImageError(f"{shown_url(url)}: {wire_fault(error, url=url)}; {FIX}") from None
-    if answer.status_code != 200:
-        raise ImageError(f"{shown_url(url)}: the server answers {answer.status_code}; {FIX}")
-    return answer.content
+    return bytes(content)

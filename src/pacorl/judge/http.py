@@ -262,11 +262,14 @@ class HttpJudge:
         Raises:
             ServiceRefusedError: for a wrong model name, key or address.
             UnreachableError: if the server is silent.
+            UsageError: if the calibration is of another judge.
         """
         url, model_name = split_address(source)
         judge = cls(model or model_name, url, **options)
         try:
             judge.check(patience=startup)
+            if judge.calibration:
+                judge.calibration.check_judge(source, judge.model, judge.identity)
         except BaseException:  # a Ctrl-C too: the judge's thread would outlive it
             judge.close()
             raise
@@ -314,7 +317,10 @@ class HttpJudge:
 
     def _run(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """Run a coroutine on the judge's thread; Ctrl-C cancels it."""
-        future = self._portal.start_task_soon(work, *arguments)
+        try:
+            future = self._portal.start_task_soon(work, *arguments)
+        except RuntimeError:
+            raise RuntimeError(f"the judge at {self.url} is closed; ask it before its block ends") from None
         try:
             return future.result()
         except BaseException:

@@ -314,7 +314,7 @@ def error_of(fault: Exception) -> JSONResponse:
         status, kind = 422, "refused"
     elif isinstance(fault, RequestValidationError):
         first = fault.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}; /openapi.json has the fields"
     elif not isinstance(fault, ImageError):
         # A fault of the judge: the server's log has it, and a client need not read it.
         status, kind, message = 500, "server_error", f"the judge failed ({type(fault).__name__})"

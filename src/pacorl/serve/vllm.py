@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,9 +79,12 @@ def read_judge_adapter(folder: Path) -> Lora:
 
 def run_vllm(served: Served, *, api_key: str = "", extra: Sequence[str] = ()) -> NoReturn:
     """Replace this process by vLLM. Raises ValueError if vLLM is not installed."""
-    if shutil.which("vllm") is None:
-        raise ValueError("vllm is not on PATH: install it as docs/serve.md shows, or take --backend builtin")
     command = vllm_command(served, extra=extra)
+    if shutil.which("vllm") is None:
+        raise ValueError(
+            "vllm is not on PATH: install it as docs/serve.md shows, or take --backend builtin; or run this where vLLM "
+            f"is, with a key in VLLM_API_KEY: {shlex.join(command)}"
+        )
     os.execvpe(command[0], command, environment_of(api_key))
 
 
