@@ -32,18 +32,13 @@ POLICIES: Table[PolicySpec] = Table(
 DEFAULT_KIND = next(iter(POLICIES))
 
 
-def tiny_spec(*, edits: bool) -> PolicySpec:
-    """Return the kind of the committed checkpoint `tiny`: one for sets, one for edits."""
-    return next(spec for spec in POLICIES.values() if spec.tiny and spec.edits == edits)
-
-
 def kind_of(checkpoint: str, *, edits: bool = False) -> str:
     """Determine the kind of a checkpoint (a diffusers folder, a hub name or "tiny"), by its index or its name.
 
-    `edits` selects between the tiny checkpoints.
+    `edits` selects between the tiny checkpoints: one for sets, one for edits.
     """
     if checkpoint == TINY:
-        return tiny_spec(edits=edits).kind
+        return next(kind for kind, spec in POLICIES.items() if spec.tiny and spec.edits == edits)
     index = Path(checkpoint) / "model_index.json"
     if index.is_file():
         return _kind_of_class(str(read_object(index).get("_class_name", "")), checkpoint)

@@ -46,9 +46,9 @@ class FluxPolicy(PipelinePolicy):
     # Black Forest Labs, as quoted in github.com/Nerogar/OneTrainer/pull/1516: FLUX.1 and FLUX.2 were trained with their
     # schedulers' parameters; FLUX.2's empirical mu is for inference alone.
     training_shift = "linear"
-    lora_targets: tuple[str, ...] = LORA_TARGETS
+    lora_targets = LORA_TARGETS
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "CLIP text encoder", "text_encoder_2": "T5 text encoder"}
-    long_encoder: ClassVar[str] = "text_encoder_2"
+    long_encoder = "text_encoder_2"
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """T5's `tokens` (B, L, D) and CLIP's `pooled` (B, D'); CLIP reads 77 tokens and no more."""
@@ -88,11 +88,7 @@ class FluxPolicy(PipelinePolicy):
 @lru_cache(maxsize=32)
 def _ids_on(device: torch.device, rows: int, cols: int, *, images: int) -> Tensor:
     """Image number (0 is the generated one), row and column of each token (N, 3); sent once per size."""
-    row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
-    ids = []
-    for image in range(images):
-        ids.append(torch.stack([torch.full_like(row, image), row, col], -1).reshape(-1, 3))
-    return to_device(torch.cat(ids), device)
+    return to_device(torch.cartesian_prod(torch.arange(images), torch.arange(rows), torch.arange(cols)), device)
 
 
 DEV_LICENCE = ("other", "flux-1-dev-non-commercial-license")

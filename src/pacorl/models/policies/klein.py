@@ -49,14 +49,14 @@ class KleinPolicy(PipelinePolicy):
     """A `Flux2KleinPipeline` behind the policy seam."""
 
     training_shift = "linear"  # as FLUX.1's
-    patch: ClassVar[int] = 1
-    merged: ClassVar[int] = 2
-    forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "layout"
-    max_sources: ClassVar[int] = 4  # docs.bfl.ai/guides/prompting_editing_overview
-    max_references: ClassVar[int] = 4
-    source_optional: ClassVar[bool] = True
+    patch = 1
+    merged = 2
+    forward_per = "layout"
+    max_sources = 4  # docs.bfl.ai/guides/prompting_editing_overview
+    max_references = 4
+    source_optional = True
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen3 text encoder"}
-    long_encoder: ClassVar[str] = "text_encoder"
+    long_encoder = "text_encoder"
 
     def __init__(self, pipeline: Any, options: PolicyOptions) -> None:
         super().__init__(pipeline, options)

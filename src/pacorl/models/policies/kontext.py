@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -38,9 +38,9 @@ class KontextOptions(DistilledOptions):
 class KontextPolicy(FluxPolicy):
     """A `FluxKontextPipeline` behind the policy seam."""
 
-    max_sources: ClassVar[int] = 1
-    max_references: ClassVar[int] = 4  # in a 2×2 grid; smaller cells of 1024² show no face
-    stitched: ClassVar[bool] = True
+    max_sources = 1
+    max_references = 4  # in a 2×2 grid; smaller cells of 1024² show no face
+    stitched = True
 
     def edit_size(self, sources: Sequence[Path], area: int) -> Size:
         """Return an area in the training shape that is nearest to the source's."""

@@ -123,37 +123,37 @@ class PipelinePolicy:
 
     lora_targets: tuple[str, ...]
     """Suffixes of the adapted modules, by default."""
-    idle_in_last_block: ClassVar[tuple[str, ...]] = ()
+    idle_in_last_block: tuple[str, ...] = ()
     """Text layers in the last of `transformer_blocks` without influence on any image."""
-    max_sources: ClassVar[int] = 0
+    max_sources = 0
     """Maximum number of sources per prompt; 0 for generators of sets only."""
-    patch: ClassVar[int] = 2
+    patch = 2
     """Side of a token in codes."""
-    merged: ClassVar[int] = 1
+    merged = 1
     """Side of a code in the VAE's own: a pipeline may merge squares of these into codes of more channels."""
-    slot: ClassVar[int] = 1
+    slot = 1
     """Divisor of an image's sides in tokens."""
-    forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "batch"
+    forward_per: Literal["batch", "layout", "prompt"] = "batch"
     """Rows that share a forward (`forward_key`): all of one size, those with images of equal sizes, or those of one
     prompt."""
-    max_references: ClassVar[int] = 0
+    max_references = 0
     """Maximum number of images per prompt, sources and references together; 0 if references are refused."""
-    stitched: ClassVar[bool] = False
+    stitched = False
     """Whether the images of a prompt with references are stitched into one (`stitch`)."""
-    source_optional: ClassVar[bool] = False
+    source_optional = False
     """Whether an editor also generates sets, from prompts without a source."""
     encoders: ClassVar[Mapping[str, str]]
     """The pipeline's text encoders, unused after `encode`: attribute → display name."""
-    long_encoder: ClassVar[str] = ""
+    long_encoder = ""
     """Attribute of the encoder whose tokens `max_sequence_length` limits; empty without a limit."""
-    encode_batch: ClassVar[int] = 8
+    encode_batch = 8
     """Prompts per pass of the text encoders; T5-XXL's activations stay small."""
-    clip_tokens: ClassVar[int] = 0
+    clip_tokens = 0
     """Number of CLIP tokens before T5's."""
-    scheduler_spaced: ClassVar[bool] = False
+    scheduler_spaced = False
     """Whether the scheduler chooses the spacing of the steps; otherwise the pipeline passes 1, …, 2/T, 1/T."""
 
-    training_shift: ClassVar[Literal["inference", "linear"]] = "inference"
+    training_shift: Literal["inference", "linear"] = "inference"
     """Shift of the noise levels in the published checkpoint's own training; that of inference if none is published.
     linear: mu grows with the number of tokens between the scheduler's bounds, as FLUX.1's does, whatever mu sampling
     takes."""

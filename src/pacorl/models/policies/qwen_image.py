@@ -85,12 +85,12 @@ class QwenImagePolicy(PipelinePolicy):
 
     training_shift = "inference"  # that of training is not published
     lora_targets: tuple[str, ...] = LORA_TARGETS
-    idle_in_last_block: ClassVar[tuple[str, ...]] = (
+    idle_in_last_block: tuple[str, ...] = (
         "attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2",
     )  # fmt: skip
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen2.5-VL text encoder"}
-    long_encoder: ClassVar[str] = "text_encoder"
-    encode_batch: ClassVar[int] = 1
+    long_encoder = "text_encoder"
+    encode_batch = 1
     """One: of a batch the pipeline pads the shorter texts, and these rows would keep their padding without a mask."""
 
     @property
@@ -158,8 +158,7 @@ class QwenImagePolicy(PipelinePolicy):
         # This VAE reads an image as a video of one frame.
         codes = self.pipeline.vae.encode(pixels_BCHW[:, :, None]).latent_dist.mode()
         mean, std = self._code_scale(codes)
-        tokens: Tensor = pack(((codes - mean) / std)[:, :, 0], patch=self.patch)
-        return tokens
+        return pack(((codes - mean) / std)[:, :, 0], patch=self.patch)
 
     def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
         codes = codes_BCHW[:, :, None].to(self.pipeline.vae.dtype)
@@ -171,9 +170,9 @@ class QwenImagePolicy(PipelinePolicy):
 class QwenEditPolicy(QwenImagePolicy):
     """A `QwenImageEditPipeline` behind the policy seam."""
 
-    max_sources: ClassVar[int] = 1
-    long_encoder: ClassVar[str] = ""
-    condition_area: ClassVar[float] = math.inf
+    max_sources = 1
+    long_encoder = ""
+    condition_area = math.inf
     """Largest area of a source for the text encoder; infinite if that sees it as the VAE does."""
 
     @classmethod
@@ -244,10 +243,10 @@ class QwenEditPolicy(QwenImagePolicy):
 class QwenEditPlusPolicy(QwenEditPolicy):
     """A `QwenImageEditPlusPipeline` behind the policy seam."""
 
-    forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "layout"
-    max_sources: ClassVar[int] = 3  # the number in its training
-    max_references: ClassVar[int] = 3
-    condition_area: ClassVar[float] = CONDITION_AREA
+    forward_per = "layout"
+    max_sources = 3  # the number in its training
+    max_references = 3
+    condition_area = CONDITION_AREA
 
 
 def sides_for(area: int, path: Path) -> Size:

@@ -57,14 +57,14 @@ class PrefixedConditioning(Conditioning):
 class QwenImage21Policy(QwenEditPolicy):
     """A `QwenImage21Pipeline` behind the policy seam."""
 
-    lora_targets: tuple[str, ...] = LORA_TARGETS
-    idle_in_last_block: ClassVar[tuple[str, ...]] = ()
-    patch: ClassVar[int] = 1
-    slot: ClassVar[int] = SLOT
-    forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "prompt"
-    max_sources: ClassVar[int] = 10
-    max_references: ClassVar[int] = 10
-    source_optional: ClassVar[bool] = True
+    lora_targets = LORA_TARGETS
+    idle_in_last_block = ()
+    patch = 1
+    slot = SLOT
+    forward_per = "prompt"
+    max_sources = 10
+    max_references = 10
+    source_optional = True
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen3-VL text encoder"}
 
     def __init__(self, pipeline: Any, options: PolicyOptions) -> None:

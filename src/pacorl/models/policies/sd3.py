@@ -34,16 +34,16 @@ class SD3Policy(PipelinePolicy):
 
     # arXiv 2403.03206, section 5.3.2: a shift of 3 in training and in sampling at 1024².
     training_shift = "inference"
-    lora_targets: tuple[str, ...] = LORA_TARGETS
-    idle_in_last_block: ClassVar[tuple[str, ...]] = ("attn.add_q_proj",)
+    lora_targets = LORA_TARGETS
+    idle_in_last_block = ("attn.add_q_proj",)
     encoders: ClassVar[Mapping[str, str]] = {
         "text_encoder": "CLIP-L text encoder",
         "text_encoder_2": "CLIP-G text encoder",
         "text_encoder_3": "T5 text encoder",
     }
-    long_encoder: ClassVar[str] = "text_encoder_3"
-    clip_tokens: ClassVar[int] = 77
-    scheduler_spaced: ClassVar[bool] = True
+    long_encoder = "text_encoder_3"
+    clip_tokens = 77
+    scheduler_spaced = True
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """The `tokens` (B, 77 + L, D) of both CLIPs, side by side, and of T5, and the CLIPs' `pooled` (B, D')."""
