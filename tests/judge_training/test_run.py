@@ -23,7 +23,7 @@ from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.io.images import open_image
 from pacorl.io.processor import load_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.judge_training.examples import Collator, ComparisonDataset, in_both_orders, load_data
+from pacorl.judge_training.examples import Collator, in_both_orders, load_data, rows_of
 from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig, RewardTuningConfig
 from pacorl.judge_training.judge_trainer import JudgeTrainer, build_trainer, checkpoints
@@ -80,8 +80,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def batch(data: Path) -> dict[str, torch.Tensor]:
-    rows = ComparisonDataset(comparisons_from(str(data)))
-    return Collator(processor_of("tiny"), target="reasons")([rows[index] for index in range(4)])
+    rows = rows_of(comparisons_from(str(data)))
+    return Collator(processor_of("tiny"), target="reasons")(rows[:4])
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def model() -> Any:
 def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
     """Loss and gradients of an adapter, in recurrent layers too, are those of full logits, in double precision."""
     processor = processor_of_any_size()
-    rows = ComparisonDataset(comparisons_from(str(data)))
+    rows = rows_of(comparisons_from(str(data)))
     batch = Collator(processor, target="reasons")([rows[0], rows[1]])
     tuned = tune(build(family, processor).double(), RewardTuningConfig(rank=2))
     inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
@@ -117,8 +117,8 @@ def test_p_yes_is_the_judges(data: Path, model: Any) -> None:
     judge.processor.tokenizer.pad_token = "<|im_end|>"  # as of some checkpoints: what pads also ends turns
     rows = in_both_orders(comparisons)
     collator = Collator(judge.processor, target="reasons")
-    _, p_yes_B = read_answers(model, collator([rows[i] for i in range(len(rows))]), yes=collator.yes, no=collator.no)
-    asked = [Question(tuple(map(open_image, row.images)), row.question) for row in rows.rows]
+    _, p_yes_B = read_answers(model, collator(rows), yes=collator.yes, no=collator.no)
+    asked = [Question(tuple(map(open_image, row.images)), row.question) for _, row in rows]
     assert len(asked) == 6
     assert p_yes_B.tolist() == pytest.approx([v.p_yes for v in judge.verdicts(asked)], abs=1e-5)
 
@@ -326,8 +326,8 @@ def test_an_adapter_may_be_the_start(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("loss.alpha=1.5", r"loss\.alpha"),
-        ("loss.alpha=0", "would not train the decision"),
-        ("data.train=[]", r"data\.train is empty"),
+        ("loss.alpha=0", r"loss\.alpha"),
+        ("data.train=[]", r"data\.train"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) -> None:
@@ -335,6 +335,6 @@ def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) ->
         load(JudgeConfig, None, [override])
 
 
-def test_rows_open_their_images_in_order(data: Path) -> None:
-    rows: ComparisonDataset = in_both_orders(comparisons_from(str(data))[:1])
-    assert [image.tobytes() for image in rows[0].images] == [image.tobytes() for image in rows[1].images[::-1]]
+def test_rows_have_their_images_in_order(data: Path) -> None:
+    (_, straight), (_, swapped) = in_both_orders(comparisons_from(str(data))[:1])
+    assert straight.images == swapped.images[::-1]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from pacorl.io.images import check_readable, open_image
 from pacorl.io.terminal import excerpt
@@ -25,40 +24,23 @@ from pacorl.records.comparisons import IMAGE_TAG, answer_text, comparisons_from
 from pacorl.records.leaks import shared_pairs
 from pacorl.types import Comparison
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 logger = logging.getLogger(__name__)
 Target = Literal["reasons", "label"]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedComparison:
-    """A row of a dataset with its images opened."""
-
-    index: int
-    comparison: Comparison
-    images: list[Image]
+Row = tuple[int, Comparison]
+"""A comparison and its index in the data set."""
 
 
-class ComparisonDataset(Dataset[LoadedComparison]):
-    """Comparisons with lazily opened images, so that worker processes open them."""
-
-    def __init__(self, rows: Sequence[Comparison]) -> None:
-        self.rows = list(rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> LoadedComparison:
-        comparison = self.rows[index]
-        return LoadedComparison(index, comparison, [open_image(path) for path in comparison.images])
+def rows_of(comparisons: Iterable[Comparison]) -> list[Row]:
+    """Number comparisons as a data set; the collator opens their images, in worker processes."""
+    return list(enumerate(comparisons))
 
 
-def in_both_orders(comparisons: Sequence[Comparison]) -> ComparisonDataset:
+def in_both_orders(comparisons: Sequence[Comparison]) -> list[Row]:
     """Build the evaluation set: each pair, then each once more with its images exchanged."""
     swapped = [replace(comparison, images=comparison.images[::-1]) for comparison in comparisons]
-    return ComparisonDataset([*comparisons, *swapped])
+    return rows_of([*comparisons, *swapped])
 
 
 class Collator:
@@ -75,21 +57,20 @@ class Collator:
         self.yes = single_token(processor.tokenizer, "Yes")
         self.no = single_token(processor.tokenizer, "No")
 
-    def __call__(self, rows: Sequence[LoadedComparison]) -> dict[str, Tensor]:
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         # Pixels, and the tokens of each image.
         # All images of the batch in one call; the processor returns their numbers of patches.
-        images: list[Image] = []
-        for loaded in rows:
-            images += loaded.images
+        numbers, comparisons = zip(*rows, strict=True)
+        images = [open_image(path) for comparison in comparisons for path in comparison.images]
         pixels = self.processor.image_processor(images=images, return_tensors="pt")
         tokens = iter((pixels["image_grid_thw"].prod(1) // self.processor.image_processor.merge_size**2).tolist())
 
         # The prompt and the answer of each row.
         sequences = []
         is_answer = []
-        for loaded in rows:
-            prompt = self.prompt_ids(loaded.comparison, [next(tokens) for _ in loaded.images])
-            sequence = torch.tensor(prompt + self.answer_ids(loaded.comparison))
+        for comparison in comparisons:
+            prompt = self.prompt_ids(comparison, [next(tokens) for _ in comparison.images])
+            sequence = torch.tensor(prompt + self.answer_ids(comparison))
             sequences.append(sequence)
             is_answer.append(torch.arange(len(sequence)) >= len(prompt))
 
@@ -103,8 +84,8 @@ class Collator:
             "pixel_values": pixels["pixel_values"],
             "image_grid_thw": pixels["image_grid_thw"],
             "answer": padded(is_answer),
-            "index": torch.tensor([loaded.index for loaded in rows]),
-            "consistent": torch.tensor([loaded.comparison.consistent for loaded in rows]),
+            "index": torch.tensor(numbers),
+            "consistent": torch.tensor([comparison.consistent for comparison in comparisons]),
         }
 
     def prompt_ids(self, comparison: Comparison, image_tokens: Sequence[int]) -> list[int]:
@@ -166,12 +147,9 @@ def load_data(config: JudgeConfig) -> JudgeData:
     # The first process draws the pairs of the tiny world, for all processes to read.
     with processes().main_process_first():
         read = partial(comparisons_from, scratch=config.out / "data")
-        train: list[Comparison] = []
-        for source in config.data.train:
-            train += read(source)
-        evaluation: list[Comparison] = []
-        for source in config.data.evaluation:
-            evaluation += read(source, limit=config.data.evaluation_limit)
+        train = [pair for source in config.data.train for pair in read(source)]
+        limit = config.data.evaluation_limit
+        evaluation = [pair for source in config.data.evaluation for pair in read(source, limit=limit)]
 
         # Open all images once: a damaged image would end a long run later.
         trained_on = 0

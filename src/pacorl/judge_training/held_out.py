@@ -17,7 +17,7 @@ import numpy as np
 from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, bootstrap, difference
 from pacorl.io.documents import JsonObject, read_object, write_json
 from pacorl.io.files import kept_digest, text_digest
-from pacorl.judge_training.examples import ComparisonDataset, in_both_orders
+from pacorl.judge_training.examples import in_both_orders
 from pacorl.judge_training.loop import decision_metrics, processes
 from pacorl.types import Comparison
 
@@ -38,7 +38,7 @@ class HeldOut:
         self.folder = folder
         self.trained_on = trained_on
         """How many of the pairs are training pairs too, and so are not held out."""
-        self.rows: ComparisonDataset = in_both_orders(comparisons)
+        self.rows = in_both_orders(comparisons)
         """Evaluation set."""
         self.label_N = np.array([comparison.consistent for comparison in comparisons])
         # By default pairs of one first image are a group.

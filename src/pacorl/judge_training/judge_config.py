@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName
+from pacorl.config.base import Positive, Rank, Section, Seed, TrackerName
 from pacorl.config.options import LARGEST, WORKERS
 from pacorl.core.objectives.decision_weighted import Form
 
@@ -39,7 +39,7 @@ class RewardTuningConfig(Section):
 class ComparisonsConfig(Section):
     """Training and evaluation data."""
 
-    train: tuple[str, ...] = (
+    train: Annotated[tuple[str, ...], Field(min_length=1)] = (
         "data/PaCo-Dataset:consistency_reward_cot_train",
         "data/PaCo-Dataset:sharegpt_editing_cot",
     )
@@ -58,8 +58,9 @@ class DecisionLossConfig(Section):
     form: Form = "mean"
     """mean: the paper's second version, in which the decision has α of each comparison's weight. sum: the article's
     plain sum over tokens. released: the released code's, divided by the batch's tokens."""
-    alpha: Share | Literal["uniform"] = 0.1
-    """Weight of the decision token; further tokens share the rest. `uniform` weighs all alike: plain SFT."""
+    alpha: Annotated[float, Field(gt=0, le=1)] | Literal["uniform"] = 0.1
+    """Weight of the decision token, which is the score; further tokens share the rest. `uniform` weighs all alike:
+    plain SFT."""
     target: Literal["reasons", "label"] = "reasons"
     """Target text: decision and reasons; or `Yes.` or `No.` (the paper's Fast judge)."""
 
@@ -110,11 +111,3 @@ class JudgeConfig(Section):
     data: ComparisonsConfig = ComparisonsConfig()
     loss: DecisionLossConfig = DecisionLossConfig()
     optimizer: RewardOptimizerConfig = RewardOptimizerConfig()
-
-    @model_validator(mode="after")
-    def _makes_sense(self) -> JudgeConfig:
-        if not self.data.train:
-            raise ValueError("data.train is empty, so there is nothing to learn from; name at least one source")
-        if self.loss.alpha == 0:
-            raise ValueError("loss.alpha 0 would not train the decision, which is the score; set it above 0")
-        return self

@@ -40,7 +40,7 @@ from pacorl.io.files import (
     weight_write_errors,
 )
 from pacorl.judge.decision import save_decision
-from pacorl.judge_training.examples import ComparisonDataset, JudgeData, load_data
+from pacorl.judge_training.examples import JudgeData, load_data, rows_of
 from pacorl.judge_training.held_out import ACCURACY, HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import DIGESTS, WeightedLikelihoodTrainer, processes, training_arguments
@@ -195,7 +195,7 @@ def build_trainer(
         measure=held_out.measure,
         model=model,
         args=arguments,
-        train_dataset=ComparisonDataset(data.train),
+        train_dataset=rows_of(data.train),
         eval_dataset=held_out.rows,
         data_collator=data.collator,
         callbacks=list(callbacks),

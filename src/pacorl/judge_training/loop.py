@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,28 +68,15 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
     return log_prob_BL, decision_B2.softmax(-1)[:, 0]
 
 
-class LossSums:
-    """Sums over the pairs since the last line of the log."""
-
-    def __init__(self) -> None:
-        self.sums = dict.fromkeys(SUMS, 0.0)
-
-    def add(self, *, pairs: int, right: int, means: Mapping[str, float]) -> None:
-        """Add a batch's count of right decisions, and its means."""
-        self.sums["pairs"] += pairs
-        self.sums["decision_accuracy"] += right  # the count, since its mean times `pairs` might round
-        for name, mean in means.items():
-            self.sums[name] += mean * pairs
-
-    def pop_means(self, device: torch.device) -> dict[str, float]:
-        """Return the means over the pairs of all processes, and reset the sums."""
-        # fp64, since the log's means must not depend on the number of processes.
-        sums = torch.tensor([self.sums[name] for name in SUMS], dtype=torch.float64)
-        pairs, *totals = reduce(sums.to(device), "sum").tolist()
-        self.sums = dict.fromkeys(SUMS, 0.0)
-        if not pairs:
-            return {}
-        return {name: total / pairs for name, total in zip(SUMS[1:], totals, strict=True)}
+def pop_means(sums: Counter[str], device: torch.device) -> dict[str, float]:
+    """Return the means over the pairs of all processes, and reset this process's sums over its pairs."""
+    # fp64, since the log's means must not depend on the number of processes.
+    own = torch.tensor([sums[name] for name in SUMS], dtype=torch.float64)
+    sums.clear()
+    pairs, *totals = reduce(own.to(device), "sum").tolist()
+    if not pairs:
+        return {}
+    return {name: total / pairs for name, total in zip(SUMS[1:], totals, strict=True)}
 
 
 class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
@@ -111,8 +99,8 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         super().__init__(**trainer, compute_metrics=self._measured)
         self.alpha = None if loss.alpha == "uniform" else float(loss.alpha)
         self.form = loss.form
-        self.sums = LossSums()
-        """Losses and decisions since the last line of the log."""
+        self.sums: Counter[str] = Counter()
+        """`SUMS` over the pairs since the last line of the log."""
         self.measure = measure
 
     def _measured(self, prediction: EvalPrediction) -> dict[str, float]:
@@ -135,8 +123,11 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
     ) -> Any:
         """Compute this micro-batch's share of the optimizer step's mean."""
         loss, p_yes_B, metrics = self._loss(model, inputs)
+        pairs = len(inputs["index"])
+        # The count of right decisions, since its mean times `pairs` might round.
         right = int(((p_yes_B > 0.5) == inputs["consistent"]).sum())
-        self.sums.add(pairs=len(inputs["index"]), right=right, means={"loss": loss.item(), **metrics})
+        self.sums.update({"pairs": pairs, "decision_accuracy": right, "loss": loss.item() * pairs})
+        self.sums.update({name: mean * pairs for name, mean in metrics.items()})
         return loss * items_of(inputs["answer"], form=self.form) / num_items_in_batch
 
     def prediction_step(
@@ -168,7 +159,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Replace `Trainer`'s loss, which is lost at a resume, by our means."""
         if "loss" in logs:
-            logs |= self.sums.pop_means(self.args.device)
+            logs |= pop_means(self.sums, self.args.device)
         super().log(logs, start_time)
 
 
