@@ -30,11 +30,10 @@ class ServiceRefusedError(ValueError):
 
 
 class ServiceFault(Exception):
-    """A request was not answered. `passing`: it may be later. `unreachable`: there was no answer at all."""
+    """A request was not answered. `unreachable`: there was no answer at all."""
 
-    def __init__(self, reason: str, *, passing: bool = True, unreachable: bool = False) -> None:
+    def __init__(self, reason: str, *, unreachable: bool = False) -> None:
         super().__init__(reason)
-        self.passing = passing
         self.unreachable = unreachable
 
 
@@ -98,8 +97,7 @@ def service_faults(url: str, *, model: str, seconds: float, key: str, key_variab
         fix = address_fix if 300 <= status < 400 else fixes.get(status)
         if fix:
             raise ServiceRefusedError(f"{error.request.url}: {said}; {fix}") from None
-        passing = status == 429 or status >= 500
-        raise ServiceFault(said, passing=passing, unreachable=status in UNAVAILABLE) from None
+        raise ServiceFault(said, unreachable=status in UNAVAILABLE) from None
     except MALFORMED as error:
         raise ServiceFault(f"an answer of another form ({type(error).__name__})") from None
 

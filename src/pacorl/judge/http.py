@@ -130,15 +130,12 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
         likeliest = max(entries, key=lambda entry: entry[1])[0]
         raise ServiceFault(
             f"neither Yes nor No is among the {len(entries)} tokens that the server listed, the likeliest is "
-            f"{likeliest!r:.40}; a model that thinks first cannot judge",
-            passing=False,
+            f"{likeliest!r:.40}; a model that thinks first cannot judge"
         )
     least = min((value for name, value in listed if (name, value) != sampled), default=0.0)
     if min(yes, no) <= FLOOR_LOGPROB and _sigmoid(least - max(yes, no)) > CUT_TOLERANCE:
         present, absent = ("Yes", "No") if yes > no else ("No", "Yes")
-        raise ServiceFault(
-            f"the server listed {present} and not {absent}, which may be as likely as its least entry", passing=False
-        )
+        raise ServiceFault(f"the server listed {present} and not {absent}, which may be as likely as its least entry")
     return _sigmoid(yes - no)
 
 
@@ -230,7 +227,8 @@ class HttpJudge:
         """Whether the server is asked for decisions, because it has no log-probabilities."""
         self.identity = ""
         """Identity of the weights, or the model's name if the server publishes none; empty before `check`."""
-        self._note = ""
+        self.note = ""
+        """Caveat of the server about its judge, with its address; empty for most servers, and before `check`."""
         self._refused: set[str] = set()
         """Those of `VLLM_KEYS` that the server does not take."""
         # Outages.
@@ -274,13 +272,6 @@ class HttpJudge:
             judge.close()
             raise
         return judge
-
-    @property
-    def note(self) -> str:
-        """Caveat of the server about its judge, with its address; empty for most servers, and before `check`."""
-        if not self._note:
-            return ""
-        return f"{self.url}: {self._note}"
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """Return one verdict per question, in order. Raises ServiceRefusedError or ImageError for permanent faults."""
@@ -468,7 +459,8 @@ class HttpJudge:
             raise ServiceRefusedError(f"{self.url} serves {names or 'no list of models'}; name one as URL#MODEL")
         self.model = self.model or next(iter(models))
         entry = models.get(self.model, {})
-        self._note = str(entry.get("note") or "")
+        if entry.get("note"):
+            self.note = f"{self.url}: {entry['note']}"
         self.identity = str(entry.get("identity") or f"model {self.model}")
 
         # Its tokens. `transformers serve` has no log-probabilities, but a page for probabilities.

@@ -232,7 +232,7 @@ class LocalJudge:
         encoded = self.prompting.encode(prompts)
         feature_KND, runs = self.prompting.featured(encoded, batch_tokens=self.batch_tokens)
         forest = prefix_forest([run.symbol_N for run in runs])
-        hidden_PD = SharedForward(self.model, feature_KND, self._forward_tokens).answers(runs, forest, count=len(runs))
+        hidden_PD = SharedForward(self.model, feature_KND, self._forward_tokens).answers(runs, forest)
         # Only `columns` are kept, so that memory never holds all rows of the vocabulary.
         return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
 

@@ -43,9 +43,6 @@ class EncodedPrompt:
     ids: NDArray[np.int64]
     images: tuple[DistinctImage, ...]
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
 
 class Prompting:
     """A model's chat template, tokenizer, image processor, vision tower and positions."""

@@ -48,9 +48,6 @@ class TokenRun:
     position_3N: Tensor
     """M-RoPE: temporal, height, width."""
 
-    def __len__(self) -> int:
-        return len(self.symbol_N)
-
 
 @dataclass(slots=True)
 class Node:
@@ -68,14 +65,14 @@ class Node:
         return self.end - self.start
 
 
-def prefix_forest(symbols: Sequence[NDArray[np.int64]], *, worth: int = WORTH_SHARING) -> list[Node]:
+def prefix_forest(symbols: Sequence[NDArray[np.int64]]) -> list[Node]:
     """Build the trees of the prompts' common prefixes; roots are prompts without a common prefix worth sharing."""
     # Sorting groups prompts by prefix; within a group, the first and the last agree least.
     order = sorted(range(len(symbols)), key=lambda prompt: symbols[prompt].tolist())
-    return _grow(symbols, order, 0, worth)
+    return _grow(symbols, order, 0)
 
 
-def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: int, worth: int) -> list[Node]:
+def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: int) -> list[Node]:
     """Nodes from `start` on; the prompts are sorted and agree before it."""
     nodes: list[Node] = []
     for _, same_symbol in groupby(prompts, key=lambda prompt: symbols[prompt][start]):
@@ -90,9 +87,9 @@ def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: i
         # Prompts either end here or continue in children.
         ends = [prompt for prompt in group if len(symbols[prompt]) == end]
         longer = [prompt for prompt in group if len(symbols[prompt]) > end]
-        children = _grow(symbols, longer, end, worth) if longer else []
+        children = _grow(symbols, longer, end) if longer else []
         branches = len(children) + bool(ends)
-        if not children or (branches - 1) * (end - start) >= worth:
+        if not children or (branches - 1) * (end - start) >= WORTH_SHARING:
             nodes.append(Node(start, end, group[0], ends, children))
             continue
 
@@ -244,9 +241,9 @@ class SharedForward:
     """Features of all images' tokens; row 0 is embedded, further rows (DeepStack) are added after the first layers."""
     batch_tokens: int
 
-    def answers(self, prompts: Sequence[TokenRun], forest: Sequence[Node], *, count: int) -> Tensor:
-        """Compute the last layer's state (count, D) at the ends of a forest's nodes, together 0 … count − 1."""
-        hidden_PD = self.feature_KND.new_empty(count, self.feature_KND.shape[-1])
+    def answers(self, prompts: Sequence[TokenRun], forest: Sequence[Node]) -> Tensor:
+        """Compute the last layer's state (P, D) at the end of each prompt; a forest's nodes are the prompts' tokens."""
+        hidden_PD = self.feature_KND.new_empty(len(prompts), self.feature_KND.shape[-1])
         self._walk(prompts, forest, None, [0] * len(forest), hidden_PD)
         return hidden_PD
 
