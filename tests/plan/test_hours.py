@@ -23,6 +23,7 @@ from pacorl.plan.hours import CARDS, CPU, forwards_of, hours_of
 from pacorl.plan.judges import judging_flops
 from pacorl.plan.peaks import Memory, Scorer
 from pacorl.plan.plan import Plan
+from pacorl.plan.sources import prompts_or_example
 from pacorl.types import Grid, Prompt
 
 PAPER = ["group_size=16", "sampling.steps=10", "sampling.suffix={}", "sampling.batch=16"]
@@ -124,7 +125,8 @@ def test_questions_are_counted_as_rewards_ask_them(tmp_path: Path) -> None:
     def tokens(*settings: str, visual: bool = False, prompts: Sequence[Prompt] = ()) -> float:
         config = load(PolicyConfig, None, ["rewards=[{name: consistency}]", *settings])
         counted = Scorer(0, 0, 0, per_token=not visual, per_visual_token=visual)
-        return judging_flops(config, counted, read_object(BASES["Qwen2.5-VL-7B"]), prompts)
+        (prompt,) = prompts_or_example(config, prompts)
+        return judging_flops(config, counted, read_object(BASES["Qwen2.5-VL-7B"]), prompt)
 
     alone = tokens()
     assert tokens(visual=True) == 4 * 81

@@ -36,8 +36,8 @@ def absent(*overrides: str) -> dict[str, str]:
     """Key → remedy."""
     config = load(PolicyConfig, None, list(overrides))
     found = [*sources.absent_prompts(config), *sources.absences_of(config, ())]
-    found += sources.generator_of(config.model, config.generator).absences
-    found += sources.judge("judge.checkpoint", config.judge).absences
+    found += sources.generator_of(config.model)[1]
+    found += sources.judge("judge.checkpoint", config.judge)[1]
     return {absence.key: absence.remedy for absence in found}
 
 

@@ -51,7 +51,7 @@ def init(
     echo_errors(f"planning {model}, which takes up to a minute")
     plan, steps = write_config(job)
     echo(plan)
-    echo(pasteable("\n".join(steps)))
+    echo(pasteable(steps))
 
 
 def data(

@@ -7,7 +7,7 @@ from pacorl.character_training.pictures import read_pictures
 from pacorl.plan import sources
 from pacorl.plan.hours import hours_of
 from pacorl.plan.peaks import Batch, Job, Training, measure
-from pacorl.plan.plan import SMALLER, Plan, named_card, smaller_settings
+from pacorl.plan.plan import LESS_MEMORY, Plan, named_card
 from pacorl.types import Size
 
 
@@ -23,7 +23,7 @@ def plan_character(config: CharacterConfig, *, card: int = 0) -> Plan:
     spec, options, gallery, size = config.generator, config.optimizer, config.gallery, Size(*config.size)
     spec.check_trainable(config.model.checkpoint)
     pictures = read_pictures(config)
-    generator = sources.generator_of(config.model, spec)
+    configs, absences = sources.generator_of(config.model)
 
     # Images of the gallery: by the base, by the best adapter, and perhaps between. A guided step is two forwards.
     galleries = 2 + gallery.each * (config.steps // config.evaluate_every)
@@ -34,16 +34,14 @@ def plan_character(config: CharacterConfig, *, card: int = 0) -> Plan:
     micro_batch = 1 if spec.policy.forward_per == "prompt" else options.micro_batch
     training = Training(
         config,
-        size,
         micro_batch,
         copies=5,  # the best adapter as well, which draws the last gallery
         steps=config.steps * options.batch / micro_batch,
         pictures=True,
     )
     job = Job(
-        spec=spec,
         options=config.model.unguided,
-        configs=generator.configs,
+        configs=configs,
         batches=[Batch(size, "size", options.micro_batch, drawn, forwards)],
         training=training,
         encoded=len(pictures.train) + len(pictures.held_out) + len(gallery.prompts),
@@ -53,7 +51,7 @@ def plan_character(config: CharacterConfig, *, card: int = 0) -> Plan:
         "training_images": len(pictures.train),
         "held_out_images": len(pictures.held_out),
         "steps": f"{config.steps} at most, of {options.batch} images each",
-        SMALLER: smaller_settings(config, {"optimizer.micro_batch: 1": micro_batch > 1}),
     }
-    absences = [*generator.absences, *sources.absent_lora("adapter.start", config.adapter.start)]
-    return Plan(memory, absences, facts, hours_of(memory.flops, memory=config.memory), **named_card(card))
+    absences = [*absences, *sources.absent_lora("adapter.start", config.adapter.start)]
+    hours = hours_of(memory.flops, memory=config.memory)
+    return Plan(memory, absences, facts, LESS_MEMORY[config.memory], hours, **named_card(card))

@@ -9,11 +9,12 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pacorl.io.pretrained import model_of
 from pacorl.io.processor import image_tokens
@@ -98,10 +99,8 @@ class Inputs:
         policy = self.policy
         config: Any = policy.pipeline.transformer.config
         is_shared = isinstance(policy, QwenImage21Policy)  # all rows share the conditioning of one prompt
-
-        def empty(*shape: int) -> Tensor:
-            rows = 1 if is_shared else batch
-            return torch.empty(rows, *shape, device=policy.device, dtype=policy.pipeline.vae.dtype)
+        rows = 1 if is_shared else batch
+        empty = partial(torch.empty, rows, device=policy.device, dtype=policy.pipeline.vae.dtype)
 
         # Texts.
         width = config.context_in_dim if is_shared else config.joint_attention_dim

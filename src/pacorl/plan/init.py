@@ -11,16 +11,16 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
 import jinja2
 
-from pacorl.config.base import EXTENDS, merged, read_config, validated
+from pacorl.config.base import load, read_config, validated
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.documents import parse_yaml
 from pacorl.io.files import check_new, write_atomic
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
@@ -62,7 +62,7 @@ COLUMN = 42
 TEMPLATE = """\
 # {{ job.checkpoint }} on {{ job.cards }} × {{ job.gigabytes }} GB, else with the paper's values; `pacorl config KEY` \
 explains one.
-out: {{ out }}  # log, page, checkpoints and the LoRA
+out: {{ quoted("runs/" ~ job.path.stem) }}  # log, page, checkpoints and the LoRA
 epochs: {{ epochs }}  # each prompt is seen {{ "%.0f"|format(epochs * prompts / job.train|length) }} times
 prompts_per_epoch: {{ prompts }}  # with 16 samples each {{ 16 * prompts }} images
 memory: {{ memory }}  # {{ form }}
@@ -72,7 +72,7 @@ processes: {{ job.trainers }}  # cards that train{{ ", and one more for the judg
 model:
   kind: {{ job.spec.kind }}
 {% if job.checkpoint != job.spec.published %}
-  checkpoint: {{ checkpoint }}
+  checkpoint: {{ quoted(job.checkpoint) }}
 {% endif %}
 {% if job.spec.kind == "kontext" %}
   guidance_scale: 2.5  # as its pipeline's example
@@ -83,8 +83,8 @@ model:
   compile: blocks  # takes 0.7 of the time
 {% endif %}
 prompts:
-  train: {{ train }}  # {{ job.train|length }} prompts
-  evaluation: {{ held_out }}  # held out, with all of their text or image
+  train: {{ quoted(job.folder ~ "/train.jsonl") }}  # {{ job.train|length }} prompts
+  evaluation: {{ quoted(job.folder ~ "/test.jsonl") }}  # held out, with all of their text or image
 sampling:
   size: {{ "[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # evaluations have 1024" }}
   batch: {{ batch }}  # images a forward, at most
@@ -112,14 +112,30 @@ rewards:  # credit and clip range follow from them\
 
 TINY_TEMPLATE = """\
 extends: tiny  # for a CPU, and this world's words alone
-out: {{ out }}
-prompts: {train: {{ train }}, evaluation: {{ held_out }}}
+out: {{ quoted("runs/" ~ job.path.stem) }}
+prompts: {train: {{ quoted(job.folder ~ "/train.jsonl") }}, evaluation: {{ quoted(job.folder ~ "/test.jsonl") }}}
 evaluation: {samples_per_prompt: {{ job.samples_per_prompt }}}
 {% if not job.asks_judge %}
 judge: none
 {% endif %}
 rewards: [{{ rewards|join(", ") }}]
 """
+
+
+NEXT = """\
+wrote {{ job.path }} and {{ job.folder }}
+{% if job.is_served %}
+serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {{ judge }} --backend vllm
+{% endif %}
+{% if job.cards == 1 %}
+train: pacorl train-policy {{ job.path }} --resume auto
+{% else %}
+train: CUDA_VISIBLE_DEVICES={{ range(job.is_served, job.cards)|join(",") }} torchrun --standalone --nproc_per_node \
+{{ job.trainers }} -m pacorl.cli train-policy {{ job.path }} --resume auto
+{% endif %}
+measure: pacorl report runs/{{ job.path.stem }}    # held-out prompts before and after, with intervals
+"""
+"""The commands that follow: on several cards the first one serves the judge."""
 
 
 class Job(NamedTuple):
@@ -159,39 +175,38 @@ class Job(NamedTuple):
         return self.cards - self.is_served
 
 
-def write_config(job: Job) -> tuple[Plan, list[str]]:
-    """Write a config, and its prompts into a folder next to it.
+def write_config(job: Job) -> tuple[Plan, str]:
+    """Write a config, and its prompts into a folder next to it, in the fastest form whose plan fits the card.
 
     Returns:
-        The plan, and lines with the commands that follow.
+        The plan, and the commands that follow.
 
     Raises:
         ValueError: The model fits no card of this size, and nothing is written.
     """
-    path = job.path
     check_new(job.folder, fix="name another file for the config")
-    save_prompts(job.train, job.folder / "train.jsonl")
-    save_prompts(job.held_out, job.folder / "test.jsonl")
-    try:
-        text, plan = _fitting(job)
-    except ValueError:
-        rmtree(job.folder)
-        raise
-    write_atomic(path, text)
-
-    # The commands that follow: on several cards the first one serves the judge.
-    steps = [f"wrote {path} and {job.folder}"]
-    train = f"train-policy {path} --resume auto"
-    if job.cards == 1:
-        steps.append(f"train: pacorl {train}")
-    else:
-        if job.is_served:
-            steps.append(f"serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {JUDGE} --backend vllm")
-        cards = ",".join(map(str, range(job.is_served, job.cards)))
-        torchrun = f"torchrun --standalone --nproc_per_node {plan.processes} -m pacorl.cli {train}"
-        steps.append(f"train: CUDA_VISIBLE_DEVICES={cards} {torchrun}")
-    steps.append(f"measure: pacorl report runs/{path.stem}    # held-out prompts before and after, with intervals")
-    return plan, steps
+    is_tiny = job.checkpoint == TINY
+    with ExitStack() as written:
+        written.callback(rmtree, job.folder, ignore_errors=True)
+        written.callback(job.path.unlink, missing_ok=True)
+        save_prompts(job.train, job.folder / "train.jsonl")
+        save_prompts(job.held_out, job.folder / "test.jsonl")
+        for memory in FORMS:
+            write_atomic(job.path, _text(job, memory))
+            plan = plan_training(load(PolicyConfig, job.path), ask=False, card=0 if is_tiny else job.gigabytes)
+            needed = plan.peak_bytes + CARD_MARGIN
+            if is_tiny or needed <= job.gigabytes * 2**30:
+                break
+        else:
+            raise ValueError(
+                f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(needed)}; take a smaller --model, such as "
+                "klein, or a larger card"
+            )
+        written.pop_all()
+    # The places of the user's own file, and not of the copy.
+    read = kinds_of(sorted([*job.train, *job.held_out], key=lambda prompt: prompt.id))
+    plan = dataclasses.replace(plan, facts={**plan.facts, "read_as": read})
+    return plan, jinja2.Template(NEXT, trim_blocks=True).render(job=job, judge=JUDGE)
 
 
 def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:
@@ -245,52 +260,23 @@ def _judged(prompt: Prompt) -> list[dict[str, Any]]:
     return [{"name": "consistency", "weight": 0.2}, *reference, clip]
 
 
-def _fitting(job: Job) -> tuple[str, Plan]:
-    """Find the fastest form of the weights whose plan fits the card; return its text and plan."""
-    is_tiny = job.checkpoint == TINY
-    for memory in FORMS:
-        text = _text(job, memory)
-        document = parse_yaml(text, name=str(job.path))
-        if is_tiny:
-            document = merged(read_config(Path(document.pop(EXTENDS))), document)
-        config = validated(PolicyConfig, document)
-        plan = plan_training(config, ask=False, card=0 if is_tiny else job.gigabytes)
-        if is_tiny or plan.peak_bytes + CARD_MARGIN <= job.gigabytes * 2**30:
-            # The places of the user's own file, and not of the copy.
-            read = kinds_of(sorted([*job.train, *job.held_out], key=lambda prompt: prompt.id))
-            return text, dataclasses.replace(plan, facts={**plan.facts, "read_as": read})
-    raise ValueError(
-        f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(plan.peak_bytes + CARD_MARGIN)}; take a smaller "
-        "--model, such as klein, or a larger card"
-    )
-
-
 def _text(job: Job, memory: str) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     count = len(job.train)
-    out, train, held_out = (
-        repr(path) for path in (f"runs/{job.path.stem}", f"{job.folder}/train.jsonl", f"{job.folder}/test.jsonl")
-    )
-    rewards = [json.dumps(reward, ensure_ascii=False) for reward in job.rewards]
-    most = MOST_PROMPTS
-    if job.trainers > 1:
-        most //= 2
+    most = MOST_PROMPTS // 2 if job.trainers > 1 else MOST_PROMPTS
     prompts = job.trainers * min(most, math.ceil(count / job.trainers))
     batch, batch_of_large = (4, 1) if memory == "normal" else (8, 4)
     template = TINY_TEMPLATE if job.checkpoint == TINY else TEMPLATE
     text = jinja2.Template(template, trim_blocks=True, keep_trailing_newline=True).render(
         job=job,
-        out=out,
         epochs=min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts))),
         prompts=prompts,
         memory=memory,
         form=FORMS[memory],
-        checkpoint=repr(job.checkpoint),
-        train=train,
-        held_out=held_out,
+        quoted=repr,
         batch=batch_of_large if job.spec.parameters >= LARGE else batch,
         judge=SERVED_JUDGE if job.is_served else JUDGE,
-        rewards=rewards,
+        rewards=[json.dumps(reward, ensure_ascii=False) for reward in job.rewards],
     )
     lines = []
     for line in text.splitlines(keepends=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from pacorl.plan.generators import model_on_meta
 from pacorl.plan.ledger import META
 from pacorl.plan.peaks import Scorer, language_pass
 from pacorl.rewards.clip import ClipEncoder
-from pacorl.types import Grid, Prompt, Size
+from pacorl.types import Prompt, Size
 
 ROWS = 16
 """Questions in a full batch of a judge."""
@@ -58,22 +57,21 @@ def judge_scorer(settings: JudgeSettings, configs: Parts) -> Scorer:
     )
 
 
-def clip_scorer(encoder: ClipEncoder, config: PolicyConfig, prompts: Sequence[Prompt]) -> Scorer:
-    """Measure an encoder of rewards, with the panels of a batch."""
+def clip_scorer(encoder: ClipEncoder, config: PolicyConfig, prompt: Prompt) -> Scorer:
+    """Measure an encoder of rewards, with the panels of a batch; `prompt` represents all."""
     width = getattr(torch, encoder.dtype).itemsize
-    images = min(CLIP_BATCH, config.sampling.batch * example_prompt(config, prompts).grid.count)
+    images = min(CLIP_BATCH, config.sampling.batch * prompt.grid.count)
     weights = sources.CLIP_PARAMETERS * width
     return Scorer(weights, images * CLIP_NUMBERS * width, files=weights)
 
 
-def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts: Sequence[Prompt]) -> float:
+def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompt: Prompt) -> float:
     """Count the FLOPs of the questions about a training image; images that several questions begin with are read once.
 
     Args:
         configs: of the judge.
-        prompts: of training; the first represents all. A set of 2 × 2 or an edit if empty.
+        prompt: a prompt that represents all.
     """
-    prompt = example_prompt(config, prompts)
     height, width = config.sampling.size
     image = image_tokens(Size(height // prompt.grid.rows, width // prompt.grid.cols), configs["processor"])
     panels = prompt.grid.count
@@ -95,10 +93,3 @@ def judging_flops(config: PolicyConfig, scorer: Scorer, configs: Parts, prompts:
             read = prefixes * image + questions * (image + texts * TEXT)
             flops += scorer.per_token * read + scorer.per_visual_token * images * image
     return flops
-
-
-def example_prompt(config: PolicyConfig, prompts: Sequence[Prompt]) -> Prompt:
-    """Return the first prompt, or without prompts a set of 2 × 2 or an edit."""
-    if prompts:
-        return prompts[0]
-    return Prompt(0, "", grid=Grid(1, 1) if sources.planned_images(config) else Grid(2, 2))

@@ -15,25 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 META = torch.device("meta")
 aten = torch.ops.aten
-
-
-def attention_flops(query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, *_: Any, **__: Any) -> float:
-    """FLOPs of attention; several heads of the query may share a head of key and value."""
-    scores = query_BHSD.shape[:-1].numel() * key_BHSD.shape[-2]
-    return scores * 2.0 * (query_BHSD.shape[-1] + value_BHSD.shape[-1])
-
-
-FLOPS = {
-    **flop_registry,
-    aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
-    # The scores once more, and two products each for query, key and value; its first argument is the gradient.
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda _, *QKV, **__: 2.5 * attention_flops(*QKV),
-}
-"""FLOP formulas: torch's for products and convolutions, ours for the attention in `fused_attention`."""
 
 
 class MemoryLedger(TorchDispatchMode):
@@ -58,7 +44,7 @@ class MemoryLedger(TorchDispatchMode):
         outputs = func(*args, **kwargs)
         for tensor in tensors_in(outputs):
             self._note(tensor, tensor.untyped_storage().nbytes())
-        formula = FLOPS.get(func._overloadpacket)
+        formula = flop_registry.get(func._overloadpacket)
         if formula:
             self.flops += float(formula(*args, **kwargs, out_val=outputs))
         return outputs
@@ -80,13 +66,9 @@ class MemoryLedger(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
-def tensors_in(nested: object) -> Iterator[Tensor]:
-    """List the tensors among an operation's arguments or results, which nest in lists and tuples only."""
-    if isinstance(nested, Tensor):
-        yield nested
-    elif isinstance(nested, list | tuple):
-        for inner in nested:
-            yield from tensors_in(inner)
+def tensors_in(nested: object) -> list[Tensor]:
+    """List the tensors among an operation's arguments or results."""
+    return [leaf for leaf in tree_iter(nested) if isinstance(leaf, Tensor)]
 
 
 @contextmanager
@@ -104,10 +86,9 @@ def fused_attention() -> Iterator[None]:
     ) -> Tensor:
         if query.device != META:
             return real(query, key, value, attn_mask, dropout_p, **options)
-        # Without CUDA only the CPU's fused kernel accepts meta tensors; it saves the same tensors for its backward.
-        causal = options.get("is_causal", False)
-        kernel = aten._scaled_dot_product_flash_attention_for_cpu
-        fused: Tensor = kernel(query, key, value, dropout_p, causal, attn_mask=attn_mask, scale=options.get("scale"))[0]
+        settings = {key: options[key] for key in ("is_causal", "scale") if key in options}
+        kernel = aten._scaled_dot_product_efficient_attention
+        fused: Tensor = kernel(query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, **settings)[0]
         return fused
 
     setattr(F, name, attention)

@@ -8,9 +8,8 @@ reads its text.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +18,9 @@ from pacorl.grpo.builders import add_adapter
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.io.documents import blamed_on
 from pacorl.models.int8 import parameter_count, streamed_bytes, weight_bytes
+from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
-from pacorl.models.policies.spec import PolicySpec
 from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.ledger import META, MemoryLedger, measured
 from pacorl.types import Prompt, Size
@@ -86,10 +85,9 @@ class Batch(NamedTuple):
 
 
 class Training(NamedTuple):
-    """The trained adapter and one of its training forwards."""
+    """The trained adapter and one of its training forwards, at the size of the job's first batch."""
 
     config: LoraConfig
-    size: Size
     batch: int
     copies: int = 4
     """Tensors of the adapter's size, gradients excluded: weights, average and AdamW's two moments."""
@@ -105,7 +103,6 @@ class Training(NamedTuple):
 class Job:
     """Work of a command: generating images, or also training on them."""
 
-    spec: PolicySpec
     options: PolicyOptions
     configs: Parts
     """config.json of each component."""
@@ -118,12 +115,15 @@ class Job:
     prompts: Sequence[Prompt] = ()
     scorers: Sequence[Scorer] = ()
     """They work one at a time, in a training while the next batch is sampled."""
-    in_turns: bool = False
-    """Whether generator and scorers take turns on the card."""
     encoded: int = 0
     """Encoded prompts that each process keeps."""
     world: int = 1
     """Processes of a machine."""
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether generator and scorers, or a generator and its text encoders, take turns on the card."""
+        return self.options.memory != "normal" and not (self.training and not self.scorers)
 
 
 def measure(job: Job) -> Memory:
@@ -133,70 +133,72 @@ def measure(job: Job) -> Memory:
         ValueError: A size does not fit the generator or a prompt's source, the adapter's targets match no module, or
             the generator is the user's own.
     """
+    kind = job.options.kind
     if not job.configs:
-        raise ValueError(f"model.kind {job.spec.kind}: memory is planned for pacorl's own kinds; start with epochs=1")
+        raise ValueError(f"model.kind {kind}: memory is planned for pacorl's own kinds; start with epochs=1")
     units = block_units(job.configs)
     # Targets of a config may name a block, which is there at the full depth alone.
     is_cut = units > 3 and not (job.training and job.training.config.adapter.targets)
-    policy = policy_on_meta(job.spec, job.options, with_units(job.configs, 2) if is_cut else job.configs)
+    figures = list(_figures(job, with_units(job.configs, 2) if is_cut else job.configs))
+    if is_cut:
+        deeper = _figures(job, with_units(job.configs, 3))
+        pairs = zip(figures, deeper, strict=True)
+        figures = [(name, low + (units - 2) * (high - low)) for (name, low), (_, high) in pairs]
+
+    largest: dict[str, int] = {}
+    for name, figure in figures:
+        largest[name] = max(largest.get(name, 0), round(figure))
+    phases = {phase: largest[phase] for phase in PHASES if phase in largest}
+    return Memory(phases, max(largest["held"], largest["host"]), largest["held"], largest["flops"])
+
+
+def _figures(job: Job, configs: Parts) -> Iterator[tuple[str, float]]:
+    """List a job's bytes by phase, `host` and `held` bytes, and FLOPs; the largest of a name counts.
+
+    Each is linear in the number of blocks.
+
+    Args:
+        configs: of the generator at one depth.
+    """
+    policy = policy_on_meta(POLICIES[job.options.kind], job.options, configs)
     for batch in job.batches:
         with blamed_on(batch.key):
             policy.check_size(batch.size)
         for prompt in job.prompts:
             policy.size_of(prompt, batch.size)
-
-    figures = list(_figures(job, policy))
-    if is_cut:
-        deeper = _figures(job, policy_on_meta(job.spec, job.options, with_units(job.configs, 3)))
-        pairs = zip(figures, deeper, strict=True)
-        figures = [(name, low + (units - 2) * (high - low)) for (name, low), (_, high) in pairs]
-
-    largest: dict[Any, int] = defaultdict(int)
-    for name, figure in figures:
-        largest[name] = max(largest[name], round(figure))
-    phases = {phase: largest[phase] for phase in PHASES if phase in largest}
-    return Memory(phases, max(largest["held"], largest["host"]), largest["held"], largest["flops"])
-
-
-def _figures(job: Job, policy: PipelinePolicy) -> Iterator[tuple[str, float]]:
-    """List a job's bytes by phase, `host` and `held` bytes, and FLOPs; the largest of a name counts.
-
-    Each is linear in the number of blocks.
-    """
+    job = replace(job, batches=[batch._replace(size=policy.nearest_size(batch.size)) for batch in job.batches])
     training = job.training
     if training:
         with META, blamed_on("adapter.targets"):
             add_adapter(training.config, policy)
     inputs = Inputs(policy, job.images)
 
-    # Weights. A training frees its text encoders before it loads the transformer.
-    vae = weight_bytes(policy.pipeline.vae)
+    # Weights on the card: together, or in turns. A training frees its text encoders before it loads the transformer.
     adapter = sum(weight.nbytes for weight in policy.transformer.parameters() if weight.requires_grad)
     frozen = weight_bytes(policy.transformer) - adapter
     encoding = sum(map(weight_bytes, policy.text_encoders))
     scoring = sum(scorer.weights for scorer in job.scorers)
-    buffers = max((scorer.buffers for scorer in job.scorers), default=0)
-    loaded = frozen if training else frozen + encoding
+    lasting = weight_bytes(policy.pipeline.vae)
+    if training:
+        loaded, prompts, copies = frozen, policy.encode_batch, training.copies * adapter
+    else:
+        loaded, prompts, copies = frozen + encoding, 1, 0
     generating = judging = loaded + scoring
     if job.in_turns:
         generating, judging = frozen, scoring
     elif not training:
         encoding = generating
-    lasting = vae
-    prompts = 1
-    if training:
-        lasting += training.copies * adapter
-        prompts = policy.encode_batch
 
     # Encoding, judging, and the rest.
-    most = max((policy.nearest_size(batch.size) for batch in job.batches), key=lambda size: size.height * size.width)
-    yield "encode", vae + encoding + text_pass(inputs, most, prompts=prompts).peak
+    largest = max((batch.size for batch in job.batches), key=lambda size: size.height * size.width)
+    yield "encode", lasting + encoding + text_pass(inputs, largest, prompts=prompts).peak
     if policy.max_sources or (training and training.pictures):
-        yield "encode", vae + encoding + image_pass(policy, most).peak
+        yield "encode", lasting + encoding + image_pass(policy, largest).peak
+    buffers = max((scorer.buffers for scorer in job.scorers), default=0)
     if job.scorers:
-        yield "score", lasting + judging + adapter + buffers
+        yield "score", lasting + copies + judging + adapter + buffers
     besides = buffers if training and not job.in_turns else 0
-    yield from _generating(job, inputs, adapter=adapter, present=lasting + generating, besides=besides)
+    yield from _generating(job, inputs, adapter=adapter, present=lasting + copies + generating, besides=besides)
     yield from _main_memory(job, inputs, adapter=adapter, waiting=loaded if job.in_turns else 0)
 
 
@@ -208,21 +210,17 @@ def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides
         present: bytes on the card outside the passes.
         besides: bytes of the concurrent scoring of the previous batch.
     """
-    training, policy = job.training, inputs.policy
     flops = 0.0
-    if training:
-        size = policy.nearest_size(training.size)
-        step = trained_step(inputs, size, batch=training.batch)
-        flops = training.steps * step.flops
+    if job.training:
+        step = trained_step(inputs, job.batches[0].size, batch=job.training.batch)
+        flops = job.training.steps * step.flops
         # AdamW's step needs one more number per trained weight than its moments.
-        for peak in (step.peak, adapter):
-            yield "train", present + adapter + peak
-        if training.compiles_sampling:
+        yield "train", present + adapter + max(step.peak, adapter)
+        if job.training.compiles_sampling:
             yield "sample", present + besides + step.peak
     for batch in job.batches:
-        size = policy.nearest_size(batch.size)
-        forward = forward_pass(inputs, size, batch=batch.per_forward)
-        decoding = decoding_pass(policy, size)
+        forward = forward_pass(inputs, batch.size, batch=batch.per_forward)
+        decoding = decoding_pass(inputs.policy, batch.size)
         flops += batch.images * (batch.forwards / batch.per_forward * forward.flops + decoding.flops)
         yield "sample", present + besides + forward.peak
         yield "decode", present + besides + decoding.peak
@@ -237,25 +235,25 @@ def _main_memory(job: Job, inputs: Inputs, *, adapter: int, waiting: int) -> Ite
         adapter: bytes of the trained weights.
         waiting: bytes of the generator while it waits for its turn on the card.
     """
-    transformer = inputs.policy.transformer
-    prompt = inputs.conditioning(inputs.policy.nearest_size(job.batches[0].size), batch=1)
+    policy = inputs.policy
+    prompt = inputs.conditioning(job.batches[0].size, batch=1)
     process = PROCESS + job.encoded * sum(tensor.nbytes for tensor in prompt.tensors.values())
 
     # Loading. An encoder's pages are dropped before the next one's are read, unless it is streamed.
-    placed = job.world * (process + streamed_bytes(transformer) + adapter)
-    files = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in inputs.policy.text_encoders]
+    streamed = streamed_bytes(policy.transformer)
+    placed = job.world * (process + streamed + adapter)
+    files = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in policy.text_encoders]
     yield "held", placed
     yield "host", placed + (sum(files) if job.options.stream else max(files))
-    yield "host", placed + (parameter_count(transformer) - adapter // FP32) * inputs.policy.pipeline.vae.dtype.itemsize
+    yield "host", placed + (parameter_count(policy.transformer) - adapter // FP32) * policy.pipeline.vae.dtype.itemsize
 
     # Scoring models are read while the generator waits, and then wait as well.
-    streamed_models = [transformer]
     if not job.training:
-        streamed_models += inputs.policy.text_encoders
-    waiting += process + sum(map(streamed_bytes, streamed_models)) + sum(scorer.streamed for scorer in job.scorers)
+        streamed += sum(map(streamed_bytes, policy.text_encoders))
+    together = job.world * (process + waiting + streamed + sum(scorer.streamed for scorer in job.scorers))
     for scorer in job.scorers:
-        yield "host", job.world * waiting + scorer.files
-    yield "held", job.world * (waiting + job.in_turns * sum(scorer.weights for scorer in job.scorers))
+        yield "host", together + scorer.files
+    yield "held", together + job.world * job.in_turns * sum(scorer.weights for scorer in job.scorers)
 
 
 # --- depth -----------------------------------------------------------------------------------------------------

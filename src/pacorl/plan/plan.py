@@ -13,20 +13,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import jinja2
 import torch
 
 from pacorl.core.devices import available_device
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import checked_config, read_prompts
-from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
 from pacorl.judge import settings_of
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.plan import sources
-from pacorl.plan.hours import CARDS, CPU, Forwards, forwards_of, hours_of
+from pacorl.plan.hours import CARDS, CPU, forwards_of, hours_of
 from pacorl.plan.judges import clip_scorer, judge_scorer, judging_flops
 from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
@@ -42,12 +42,14 @@ CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `auto` and `pacorl init` leave free on a card."""
-SMALLER = "for_less_memory"
-"""Fact: settings that lower a run's peak, without those that it has."""
+LESS_MEMORY = {
+    "normal": "memory: low or lowest, or a smaller batch, size or model",
+    "low": "memory: lowest, or a smaller batch, size or model",
+    "lowest": "a smaller batch, size or model",
+}
+"""A run's `memory` → ways to need less of a card."""
 LEAKS = "leaks"
 """Fact: training prompts that are also evaluated."""
-FEW_IMAGES = 8
-"""Images of an evaluation below which it shows hardly any change."""
 CPU_HOURS = 24
 """A run of more hours on a CPU is meant for a card."""
 
@@ -71,6 +73,8 @@ class Plan:
     absences: Sequence[MissingFile] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts of data and steps, and findings about the data such as leaks."""
+    less_memory: str = ""
+    """Ways to need less of a card."""
     hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Card → hours of a training on one for each process: at best, and as measured."""
     processes: int = 1
@@ -89,7 +93,7 @@ class Plan:
     def shortage(self) -> str:
         """What the run does not fit, with the fix; empty if it fits."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
-            return f"does not fit {self.device}: try {self.facts.get(SMALLER, '')}"
+            return f"does not fit {self.device}: try {self.less_memory}"
         if self.main_bytes and self.memory.held > self.main_bytes:
             way = "start fewer processes" if self.processes > 1 else "take memory: normal, or a smaller model"
             return f"does not fit {size_text(self.main_bytes)} of main memory: {way}"
@@ -103,13 +107,11 @@ class Plan:
     @property
     def verdict(self) -> str:
         """The first line of the dry run."""
-        found = [self.shortage or f"fits {self.device}"]
+        fit = self.shortage or f"fits {self.device}"
         if not self.device_bytes:
-            needed = f"{self.device}: take one of {size_text(self.peak_bytes + CUDA_BYTES)}"
-            found = [needed, self.shortage] if self.shortage else [needed]
+            fit = f"{self.device}: take one of {size_text(self.peak_bytes + CUDA_BYTES)}; {self.shortage}"
         held, host = size_text(self.memory.held, self.main_bytes), size_text(self.memory.host)
-        found.append(f"main memory {held} ({host} with cached files)")
-
+        found = [fit.removesuffix("; "), f"main memory {held} ({host} with cached files)"]
         keys: dict[str, list[str]] = {"absent": []}
         for absence in self.absences:
             keys.setdefault(absence.state, []).append(absence.key)
@@ -129,22 +131,34 @@ class Plan:
         return dataclasses.asdict(self) | {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        phases = [f"{PHASES[phase]} {size_text(size)}" for phase, size in self.memory.phases.items()]
+        card = size_text(self.peak_bytes, self.device_bytes)
+        screen = jinja2.Template(SCREEN, trim_blocks=True)
+        text: str = screen.render(plan=self, card=card, phases=phases, hours=_hours(self))
+        return text.strip()
 
 
-def _lines(plan: Plan) -> Iterator[str]:
-    """List the lines of the screen."""
-    yield f"verdict: {plan.verdict}"
-    for absence in plan.absences:
-        yield f"{absence.state} {absence.key} = {absence.source}: {absence.remedy}"
-    if plan.download_bytes:
-        yield f"to download: {plan.download_bytes / 10**9:.0f} GB"
+SCREEN = """\
+verdict: {{ plan.verdict }}
+{% for absence in plan.absences %}
+{{ absence.state }} {{ absence.key }} = {{ absence.source }}: {{ absence.remedy }}
+{% endfor %}
+{% if plan.download_bytes %}
+to download: {{ "%.0f"|format(plan.download_bytes / 10**9) }} GB
+{% endif %}
+card: {{ card }}, and about 1 GiB for CUDA
+  {{ phases|join(", ") }}
+{% for name, fact in plan.facts.items() %}
+{{ name.replace("_", " ") }}: {{ fact }}
+{% endfor %}
+{% for line in hours %}
+{{ line }}
+{% endfor %}
+"""
 
-    phases = ", ".join(f"{PHASES[phase]} {size_text(size)}" for phase, size in plan.memory.phases.items())
-    yield f"card: {size_text(plan.peak_bytes, plan.device_bytes)}, and about 1 GiB for CUDA\n  {phases}"
-    for name, fact in plan.facts.items():
-        yield f"{name.replace('_', ' ')}: {fact}"
 
+def _hours(plan: Plan) -> Iterator[str]:
+    """List a training's hours on the card that is here, else on those of the size that is named or holds the run."""
     if not plan.hours:
         return
     tasks = "evaluations and scoring" if "score" in plan.memory.phases else "evaluations"
@@ -152,14 +166,12 @@ def _lines(plan: Plan) -> Iterator[str]:
     if not plan.device_bytes and low < CPU_HOURS:
         yield f"minutes on the CPU here, with {tasks}: about {figure(60 * low)} to {figure(60 * high)}"
         return
-    # On the card that is here; else on those of the size that is named, or that holds the run.
     least = max(plan.device_bytes or 0, plan.peak_bytes + CARD_MARGIN)
-    size = min((card.gigabytes for card in CARDS if least <= card.gigabytes * 2**30), default=0)
-    for card in CARDS:
-        is_shown = card.name == plan.device if plan.device in plan.hours else card.gigabytes == size
-        if is_shown:
-            low, high = plan.hours[card.name]
-            yield f"hours on {plan.processes} × {card.name}, with {tasks}: {figure(low)} to {figure(high)}"
+    holding = [card for card in CARDS if least <= card.gigabytes * 2**30]
+    of_size = [card for card in holding if card.gigabytes == holding[0].gigabytes]
+    for card in [card for card in CARDS if card.name == plan.device] or of_size:
+        low, high = plan.hours[card.name]
+        yield f"hours on {plan.processes} × {card.name}, with {tasks}: {figure(low)} to {figure(high)}"
 
 
 def figure(value: float, digits: int = 2) -> str:
@@ -199,34 +211,34 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     forwards = forwards_of(config)
     config = checked_config(config, {})
     sampling, evaluation = config.sampling, config.evaluation
-    data = _read(config, ask=ask)
-    prompts, absences = [*data.train, *data.shown], data.absences
+    data = _read(config, samples=forwards.samples, ask=ask)
+    absences = data.absences
+    prompts = sources.prompts_or_example(config, data.prompts)
 
     # Images of the run. There is an evaluation before, one after, and some between.
     images = config.epochs * forwards.samples
     evaluations = 2 + ((config.epochs - 1) // evaluation.every if evaluation.every else 0)
-    images_shown = evaluations * evaluation.samples_per_prompt * (len(data.shown) or config.prompts.evaluation_limit)
+    images_shown = evaluations * evaluation.samples_per_prompt * (data.shown or config.prompts.evaluation_limit)
 
     # Checkpoints, and what scores the images: an evaluation's questions are as many per pixel.
-    generator = sources.generator_of(config.model, config.generator)
-    absences += generator.absences
-    scorers = [clip_scorer(encoder, config, prompts) for encoder in data.encoders]
+    configs, missing = sources.generator_of(config.model)
+    absences += missing
+    scorers = [clip_scorer(encoder, config, prompts[0]) for encoder in data.encoders]
     judging = 0.0
     for key, settings in (("judge.checkpoint", config.judge), ("evaluation.judge", config.held_out_judge)):
-        judge = sources.judge(key, settings, ask=ask)
-        absences += judge.absences
-        if settings and judge.configs:
-            scorers.append(judge_scorer(settings, judge.configs))
+        judge_configs, missing = sources.judge(key, settings, ask=ask)
+        absences += missing
+        if settings and judge_configs:
+            scorers.append(judge_scorer(settings, judge_configs))
             if settings is config.judge:
                 area = math.prod(evaluation.size) / math.prod(sampling.size)
-                judging = judging_flops(config, scorers[-1], judge.configs, prompts) * (images + images_shown * area)
+                judging = judging_flops(config, scorers[-1], judge_configs, prompts[0]) * (images + images_shown * area)
 
     per_image = forwards.per_image
     sampled = per_image["sampling"] + per_image["other_policies"]
     is_path = OBJECTIVES[config.objective.name].needs == "path"
     training = Training(
         config,
-        Size(*sampling.size),
         forwards.node_batch,
         # Besides the four: gradients' buckets of DDP, and the adapter that samples for an objective of the endpoint.
         copies=4 + (config.processes > 1) + (not is_path),
@@ -234,18 +246,16 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
         steps=images * per_image["training"] / forwards.node_batch,
     )
     job = Job(
-        spec=config.generator,
         options=config.model,
-        configs=generator.configs,
+        configs=configs,
         batches=[
             Batch(Size(*sampling.size), "sampling.size", sampling.batch, images, sampled),
             Batch(Size(*evaluation.size), "evaluation.size", evaluation.batch, images_shown, evaluation.steps),
         ],
-        images=sources.planned_images(config, prompts),
-        prompts=prompts,
+        images=max(len(prompt.sources) + len(prompt.references) for prompt in prompts),
+        prompts=data.prompts,
         scorers=scorers,
-        in_turns=config.memory != "normal" and bool(scorers),
-        encoded=len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit,
+        encoded=len(data.prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit,
         world=config.processes,
     )
 
@@ -261,7 +271,8 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     return Plan(
         memory,
         absences,
-        _facts(chosen, forwards, data),
+        data.facts | {"gradient_checkpointing": "on" if chosen.model.gradient_checkpointing else "off"},
+        LESS_MEMORY[config.memory],
         hours_of(memory.flops + judging, memory=config.memory, processes=config.processes),
         config.processes,
         **named,
@@ -278,25 +289,41 @@ def named_card(gigabytes: int) -> dict[str, Any]:
 class Data(NamedTuple):
     """Prompts of a run, and encoders of its rewards, which are not loaded."""
 
-    train: list[Prompt]
-    """Empty, as `shown`, if a file is absent."""
-    shown: list[Prompt]
-    leaks: str
+    prompts: list[Prompt]
+    """Of training and evaluation; empty if a file is absent."""
+    shown: int
+    """Number of evaluation prompts."""
     encoders: set[ClipEncoder]
     absences: list[MissingFile]
-    alike: list[str]
-    """Rewards that score both trial images alike."""
+    facts: dict[str, Any]
 
 
-def _read(config: PolicyConfig, *, ask: bool) -> Data:
-    """Read a run's prompts, if all are here, and check them and the rewards."""
+def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
+    """Read a run's prompts, if all are here, and check them and the rewards.
+
+    Args:
+        samples: images of an epoch.
+    """
     absences = list(sources.absent_prompts(config))
     train, shown, leaks = ([], [], "") if absences else read_prompts(config)
-    encoders, alike = set(), []
-    prompts, sampling, evaluation = [*train, *shown], config.sampling, config.evaluation
+    prompts = [*train, *shown]
+    facts: dict[str, Any] = {
+        "images_per_epoch": samples,
+        "training_prompts": len(train),
+        "evaluation_prompts": len(shown),
+    }
+    if train:
+        facts["read_as"] = kinds_of(train)
+        facts["times_seen"] = round(config.epochs * samples / config.group_size / len(train), 1)
+    if rounded := divide(config, world=config.processes).differences(config):
+        facts["rounded"] = rounded
+    if leaks:
+        facts[LEAKS] = leaks
+
+    encoders = set()
     for configs, scored, size in (
-        (config.rewards, prompts, sampling.size),
-        (evaluation.rewards, shown, evaluation.size),
+        (config.rewards, prompts, config.sampling.size),
+        (config.evaluation.rewards, shown, config.evaluation.size),
     ):
         for name, reward in sources.rewards_of(configs).items():
             reward.check(scored)
@@ -305,53 +332,13 @@ def _read(config: PolicyConfig, *, ask: bool) -> Data:
             elif ask and scored and isinstance(reward, UserReward) and not hasattr(reward.reward, "load"):
                 try:
                     if smoke_test(name, reward, scored, size=Size(*size), timeout=config.reward_timeout):
-                        alike.append(name)
+                        facts[f"warning_{name}"] = (
+                            "one score for two different images of noise; a reward that scores all images of a "
+                            "prompt alike teaches nothing"
+                        )
                 except RewardError as fault:
                     absences.append(MissingFile("rewards", name, str(fault), state="broken"))
-    return Data(train, shown, leaks, encoders, [*absences, *sources.absences_of(config, encoders)], alike)
-
-
-def _facts(config: PolicyConfig, forwards: Forwards, data: Data) -> dict[str, Any]:
-    """Count a run's images and prompts, describe how these were read, and list the ways to need less memory."""
-    batches = max(config.sampling.batch, config.evaluation.batch)
-    facts: dict[str, Any] = {
-        "gradient_checkpointing": "on" if config.model.gradient_checkpointing else "off",
-        "images_per_epoch": forwards.samples,
-        "training_prompts": len(data.train),
-        "evaluation_prompts": len(data.shown),
-    }
-    facts[SMALLER] = smaller_settings(config, {"sampling.batch and evaluation.batch: 1": batches > 1})
-    if data.train:
-        facts["read_as"] = kinds_of(data.train)
-        facts["times_seen"] = round(config.epochs * forwards.samples / config.group_size / len(data.train), 1)
-    if rounded := divide(config, world=config.processes).differences(config):
-        facts["rounded"] = rounded
-    if data.alike:
-        facts["warning"] = (
-            f"{', '.join(data.alike)}: one score for two different images of noise; a reward that scores all images "
-            "of a prompt alike teaches nothing"
-        )
-    images = config.evaluation.samples_per_prompt * len(data.shown)
-    if 0 < images < FEW_IMAGES:
-        facts["few_images"] = (
-            f"an evaluation has {images}, of {len(data.shown)} prompts, which shows large changes alone; hold out more "
-            "prompts, or raise evaluation.samples_per_prompt"
-        )
-    if data.leaks:
-        facts[LEAKS] = data.leaks
-    return facts
-
-
-def smaller_settings(config: LoraConfig, batches: Mapping[str, bool]) -> str:
-    """List the settings that need less memory than the config's; `batches`: setting → whether it helps."""
-    ways = {
-        **batches,
-        "memory: low": config.memory == "normal",
-        "memory: lowest": config.memory != "lowest",
-        "model.compile: none": config.model.compile != "none",
-        "model.gradient_checkpointing: true": not config.model.gradient_checkpointing,
-    }
-    return ", ".join([way for way, helps in ways.items() if helps]) or "smaller sizes, or a smaller model"
+    return Data(prompts, len(shown), encoders, [*absences, *sources.absences_of(config, encoders)], facts)
 
 
 def decided(config: PolicyConfig) -> PolicyConfig:
@@ -381,19 +368,14 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         images: number of sources and references.
     """
     spec = POLICIES[options.kind]
-    generator = sources.generator_of(options, spec)
+    configs, missing = sources.generator_of(options)
     settings = settings_of(judge, memory=options.memory) if judge else None
-    of_judge = sources.judge("--judge", settings, ask=True)
+    judge_configs, missing_judge = sources.judge("--judge", settings, ask=True)
     job = Job(
-        spec=spec,
         options=options,
-        configs=generator.configs,
+        configs=configs,
         batches=[Batch(size or (spec.committed.size if options.checkpoint == TINY else SIZE), "size")],
         images=images or int(spec.edits and not spec.sets),
-        scorers=[judge_scorer(settings, of_judge.configs)] if settings and of_judge.configs else [],
-        in_turns=options.memory != "normal",
+        scorers=[judge_scorer(settings, judge_configs)] if settings and judge_configs else [],
     )
-    ways = {"normal": "--memory low or lowest, or ", "low": "--memory lowest, or "}.get(options.memory, "")
-    return Plan(
-        measure(job), [*generator.absences, *of_judge.absences], {SMALLER: f"{ways}a smaller --size or --model"}
-    )
+    return Plan(measure(job), [*missing, *missing_judge], less_memory=LESS_MEMORY[options.memory])

@@ -22,13 +22,13 @@ from pacorl.judge.local import BASES, EMBEDDED, base_of
 from pacorl.models.lora import HUB_PATH, adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
-from pacorl.models.policies.spec import SINGLE_FILE, PolicySpec, check_single_file
+from pacorl.models.policies.spec import SINGLE_FILE, check_single_file
 from pacorl.plan.generators import model_on_meta
 from pacorl.rewards import asks_judge, build_rewards
 from pacorl.rewards.clip import ClipEncoder
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
-from pacorl.types import TINY, Prompt
+from pacorl.types import TINY, Grid, Prompt
 
 CLIP_PARAMETERS = 986_109_441
 """Parameters of CLIP ViT-H-14, of CLIP-T. Every CLIP is planned as this one."""
@@ -50,24 +50,16 @@ class MissingFile:
     """Or broken: it is here, and fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint's configs, read without its weights."""
-
-    configs: Parts
-    """Config.json of each component; of a processor the published image options."""
-    absences: Sequence[MissingFile] = ()
-
-
 # --- checkpoints -----------------------------------------------------------------------------------------------
 
 
-def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
-    """Read the configs of a generator; published configs replace absent ones.
+def generator_of(model: PolicyOptions) -> tuple[Parts, list[MissingFile]]:
+    """Read the config.json of each component of a generator; published configs replace absent ones.
 
     Raises:
         ValueError: The folder holds another kind of model.
     """
+    spec = POLICIES[model.kind]
     source = str(spec.committed.folder) if model.checkpoint == TINY else model.checkpoint
     given = ""
     if source.endswith(SINGLE_FILE):
@@ -84,21 +76,20 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     return _checkpoint("model.checkpoint", source, spec.parts, *OF_PIPELINE, given=given, folders=folders, what=what)
 
 
-def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> Checkpoint:
+def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> tuple[Parts, list[MissingFile]]:
     """Read a judge's configs, `model` and `processor`; empty for a judge behind HTTP, or without one.
 
     Args:
         ask: whether a judge behind HTTP is asked for its models, and is absent if it does not answer.
     """
-    if settings is None:
-        return Checkpoint({})
+    if settings is None or (settings.remote and not ask):
+        return {}, []
     if settings.remote:
         try:
-            if ask:
-                close_judge(open_judge(settings, device="cpu", startup=0))
+            close_judge(open_judge(settings, device="cpu", startup=0))
         except (ValueError, OSError, RuntimeError) as fault:
-            return Checkpoint({}, [MissingFile(key, settings.checkpoint, str(fault))])
-        return Checkpoint({})
+            return {}, [MissingFile(key, settings.checkpoint, str(fault))]
+        return {}, []
 
     # A LoRA names its base, whose configs have the shapes. If they are absent, use the published base that the name
     # contains, or else the first.
@@ -120,7 +111,7 @@ def _checkpoint(
     given: str = "",
     folders: Mapping[str, Path],
     what: str,
-) -> Checkpoint:
+) -> tuple[Parts, list[MissingFile]]:
     """Read a checkpoint's configs.
 
     Args:
@@ -130,13 +121,12 @@ def _checkpoint(
         folders: folder of each component; empty if there is no such checkpoint on this machine.
         what: description of the checkpoint, if all of it is absent.
     """
-    configs = dict(published)
-    for name, folder in folders.items():
-        configs[name] = _json(folder / "config.json") or published[name]
-    needed = published.keys() - WITHOUT_WEIGHTS - {given}
-    lacking = [name for name in published if name in needed and not (folders and _has_weights(folders[name]))]
+    found = {name: _json(folder / "config.json") or published[name] for name, folder in folders.items()}
+    configs = {**published, **found}
+    needed = [name for name in published if name not in WITHOUT_WEIGHTS | {given}]
+    lacking = [name for name in needed if not (folders and _has_weights(folders[name]))]
     if not lacking:
-        return Checkpoint(configs)
+        return configs, []
     if folders:
         what = f"the weights of {', '.join(lacking)}"
     # In bf16, as they are published.
@@ -144,7 +134,7 @@ def _checkpoint(
     for name in lacking:
         model = model_on_meta(configs[name], dtype=torch.bfloat16)
         size += sum(weight.nbytes for weight in model.parameters())
-    return Checkpoint(configs, [_absence(key, source, what, *files, size=size)])
+    return configs, [_absence(key, source, what, *files, size=size)]
 
 
 def _has_weights(folder: Path) -> bool:
@@ -172,13 +162,13 @@ def rewards_of(rewards: Sequence[MeasureConfig]) -> Mapping[str, Reward]:
     )
 
 
-def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
-    """Count the sources and references of a prompt at most; by the rewards if the prompts are absent."""
-    if prompts:
-        return max(len(prompt.sources) + len(prompt.references) for prompt in prompts)
+def prompts_or_example(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> Sequence[Prompt]:
+    """Return a run's prompts, or if they are absent one as its rewards need it: an edit, or a set of 2 × 2."""
     spec = config.generator
     about_edits = any(reward.name == EditConsistency.name for reward in config.rewards)
-    return int(spec.edits and (not spec.sets or about_edits))
+    if not prompts and spec.edits and (not spec.sets or about_edits):
+        return [Prompt(0, "", sources=(Path(),))]
+    return prompts or [Prompt(0, "", grid=Grid(2, 2))]
 
 
 # --- absences --------------------------------------------------------------------------------------------------
@@ -188,7 +178,7 @@ def absent_prompts(config: PolicyConfig) -> Iterator[MissingFile]:
     """List the absent prompts of a run; the tiny world's are built in."""
     data = config.prompts
     remedy = "`pacorl data t2is`; or name a JSONL or text file of your own"
-    if planned_images(config):
+    if prompts_or_example(config)[0].sources:
         remedy = "`pacorl data gedit`, then the split that the recipe names; or a JSONL of your own edits"
     files = [("train", data.train), ("evaluation", data.evaluation)]
     for key, source in [*files, *(("benchmarks", name) for name in data.benchmarks)]:
