@@ -70,11 +70,10 @@ def test_two_depths_give_the_figures_of_a_deeper_transformer(monkeypatch: pytest
     spec, config = POLICIES["flux"], PolicyConfig()
     configs = {**spec.parts, "transformer": {**spec.parts["transformer"], "num_layers": 4, "num_single_layers": 8}}
     job = peaks.Job(
-        spec=spec,
         options=config.model,
         configs=configs,
         batches=[peaks.Batch(Size(512, 512), "size", forwards=1, images=1)],
-        training=peaks.Training(config, Size(512, 512), 1, steps=1),
+        training=peaks.Training(config, 1, steps=1),
     )
     extrapolated = peaks.measure(job)
     monkeypatch.setattr(peaks, "block_units", lambda configs: 0)
@@ -135,7 +134,7 @@ def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all() -> None
     plan = Plan(memory, (absence,), facts={"leaks": "mind the gap"}, device="a card", device_bytes=8 * GIB)
     lines = str(plan).splitlines()
     assert lines[0].startswith("verdict: fits a card")
-    assert "absent: judge.checkpoint; nothing is held out" in lines[0]
+    assert "absent or broken: judge.checkpoint; nothing is held out" in lines[0]
     assert len(lines) < 24
     for part in ("4 GiB of 8 GiB", "judge.checkpoint = lab/judge: `hf download", "mind the gap", "17 GB"):
         assert part in str(plan)
@@ -192,7 +191,7 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     changes = ["rewards=[{name: 'mine.py:none'}]", "evaluation.rewards=[]", "judge=none", "memory=low"]
     plan = plan_training(load(PolicyConfig, recipe(), [*changes, "prompts_per_epoch=5", "group_size=3"]), card=1)
     assert "'none' has no score" in plan.absences[0].remedy
-    assert "absent: nothing; broken: rewards" in plan.verdict
+    assert "absent or broken: rewards" in plan.verdict
     assert "prompts_per_epoch is 6" in plan.facts["rounded"]
     assert "memory: lowest" in plan.verdict
     assert "memory: low," not in plan.verdict

@@ -92,10 +92,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             spec: Any = entry
             options = spec.options
             field: Any = {self.key: (Literal[name], name)}
-            options_model = create_model(
-                options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
-            )
-            self.users[name] = replace(spec, options=options_model)
+            self.users[name] = replace(spec, options=create_model(options.__name__, __base__=options, **field))
         if name not in self:
             guess = f"{did_you_mean(name, self)} there are {', '.join(self)}".strip()
             if self.is_open:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -47,9 +46,12 @@ class Forwards(NamedTuple):
     samples: int
     node_batch: int
     """Most nodes in one trained forward, or most samples if the objective trains on samples."""
-    per_image: Mapping[str, float]
-    """`sampling`, `training` (with a backward each) and `other_policies` (the base for the KL, and the sampling policy
-    if the objective compares with it)."""
+    sampling: float
+    """Per image, as the next two."""
+    training: float
+    """With a backward each."""
+    other_policies: float
+    """The base for the KL, and the sampling policy if the objective compares with it."""
 
 
 def forwards_of(config: PolicyConfig) -> Forwards:
@@ -85,8 +87,7 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     if spec.needs == "endpoint":
         other_policies += trained if spec.lag else trained * (1 - 1 / config.optimizer.updates_per_epoch)
 
-    per_image = {"sampling": sampled, "training": trained, "other_policies": other_policies}
-    return Forwards(division.prompts * config.group_size, node_batch, per_image)
+    return Forwards(division.prompts * config.group_size, node_batch, sampled, trained, other_policies)
 
 
 CPU = "CPU"

@@ -215,7 +215,8 @@ def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides
         step = trained_step(inputs, job.batches[0].size, batch=job.training.batch)
         flops = job.training.steps * step.flops
         # AdamW's step needs one more number per trained weight than its moments.
-        yield "train", present + adapter + max(step.peak, adapter)
+        for peak in (step.peak, adapter):
+            yield "train", present + adapter + peak
         if job.training.compiles_sampling:
             yield "sample", present + besides + step.peak
     for batch in job.batches:
@@ -239,12 +240,11 @@ def _main_memory(job: Job, inputs: Inputs, *, adapter: int, waiting: int) -> Ite
     prompt = inputs.conditioning(job.batches[0].size, batch=1)
     process = PROCESS + job.encoded * sum(tensor.nbytes for tensor in prompt.tensors.values())
 
-    # Loading. An encoder's pages are dropped before the next one's are read, unless it is streamed.
+    # Loading: text encoders, and then the transformer.
     streamed = streamed_bytes(policy.transformer)
     placed = job.world * (process + streamed + adapter)
-    files = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in policy.text_encoders]
     yield "held", placed
-    yield "host", placed + (sum(files) if job.options.stream else max(files))
+    yield "host", placed + sum(weight_bytes(encoder) + streamed_bytes(encoder) for encoder in policy.text_encoders)
     yield "host", placed + (parameter_count(policy.transformer) - adapter // FP32) * policy.pipeline.vae.dtype.itemsize
 
     # Scoring models are read while the generator waits, and then wait as well.

@@ -50,6 +50,7 @@ LESS_MEMORY = {
 """A run's `memory` → ways to need less of a card."""
 LEAKS = "leaks"
 """Fact: training prompts that are also evaluated."""
+NO_CARD = "no card here"
 CPU_HOURS = 24
 """A run of more hours on a CPU is meant for a card."""
 
@@ -62,7 +63,16 @@ def device() -> tuple[str, int | None]:
             return card.name, int(card.total_memory)
         case "mps":
             return "Apple GPU", int(torch.mps.recommended_max_memory())
-    return "no card here", None
+    return NO_CARD, None
+
+
+def machine(card: int = 0) -> dict[str, Any]:
+    """Return a plan's fields for this machine, or for one with a card of this size, whose main memory is unknown."""
+    if card:
+        return {"device": f"a card of {card} GB", "device_bytes": card * 2**30}
+    name, size = device()
+    main = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"device": name, "device_bytes": size, "main_bytes": main}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +88,10 @@ class Plan:
     hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Card → hours of a training on one for each process: at best, and as measured."""
     processes: int = 1
-    device: str = field(default_factory=lambda: device()[0])
-    device_bytes: int | None = field(default_factory=lambda: device()[1])
+    device: str = NO_CARD
+    device_bytes: int | None = None
     """Memory of the card, here or named; None without one."""
-    main_bytes: int | None = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    main_bytes: int | None = None
     """Main memory; None if it is unknown."""
 
     @property
@@ -112,10 +122,8 @@ class Plan:
             fit = f"{self.device}: take one of {size_text(self.peak_bytes + CUDA_BYTES)}; {self.shortage}"
         held, host = size_text(self.memory.held, self.main_bytes), size_text(self.memory.host)
         found = [fit.removesuffix("; "), f"main memory {held} ({host} with cached files)"]
-        keys: dict[str, list[str]] = {"absent": []}
-        for absence in self.absences:
-            keys.setdefault(absence.state, []).append(absence.key)
-        found += [f"{state}: {', '.join(dict.fromkeys(named)) or 'nothing'}" for state, named in keys.items()]
+        keys = dict.fromkeys(absence.key for absence in self.absences)
+        found.append(f"absent or broken: {', '.join(keys) or 'nothing'}")
         if LEAKS in self.facts:
             found.append("nothing is held out, see leaks")
         return "; ".join(found)
@@ -141,7 +149,7 @@ class Plan:
 SCREEN = """\
 verdict: {{ plan.verdict }}
 {% for absence in plan.absences %}
-{{ absence.state }} {{ absence.key }} = {{ absence.source }}: {{ absence.remedy }}
+  {{ absence.key }} = {{ absence.source }}: {{ absence.remedy }}
 {% endfor %}
 {% if plan.download_bytes %}
 to download: {{ "%.0f"|format(plan.download_bytes / 10**9) }} GB
@@ -234,8 +242,7 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
                 area = math.prod(evaluation.size) / math.prod(sampling.size)
                 judging = judging_flops(config, scorers[-1], judge_configs, prompts[0]) * (images + images_shown * area)
 
-    per_image = forwards.per_image
-    sampled = per_image["sampling"] + per_image["other_policies"]
+    sampled = forwards.sampling + forwards.other_policies
     is_path = OBJECTIVES[config.objective.name].needs == "path"
     training = Training(
         config,
@@ -243,7 +250,7 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
         # Besides the four: gradients' buckets of DDP, and the adapter that samples for an objective of the endpoint.
         copies=4 + (config.processes > 1) + (not is_path),
         compiles_sampling=config.model.compile != "none" and is_path,
-        steps=images * per_image["training"] / forwards.node_batch,
+        steps=images * forwards.training / forwards.node_batch,
     )
     job = Job(
         options=config.model,
@@ -260,8 +267,8 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     )
 
     # With gradient checkpointing only if the run does not fit the card without.
-    named = named_card(card)
-    size = named.get("device_bytes", device()[1])
+    here = machine(card)
+    size = here["device_bytes"]
     for on in (False, True) if size and config.model.gradient_checkpointing == "auto" else (True,):
         chosen = with_checkpointing(config, on=on)
         memory = measure(dataclasses.replace(job, training=training._replace(config=chosen)))
@@ -275,15 +282,8 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
         LESS_MEMORY[config.memory],
         hours_of(memory.flops + judging, memory=config.memory, processes=config.processes),
         config.processes,
-        **named,
+        **here,
     )
-
-
-def named_card(gigabytes: int) -> dict[str, Any]:
-    """Return a plan's fields for a card of this size, in another machine, whose main memory is unknown; none for 0."""
-    if not gigabytes:
-        return {}
-    return {"device": f"a card of {gigabytes} GB", "device_bytes": gigabytes * 2**30, "main_bytes": None}
 
 
 class Data(NamedTuple):
@@ -337,7 +337,7 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
                             "prompt alike teaches nothing"
                         )
                 except RewardError as fault:
-                    absences.append(MissingFile("rewards", name, str(fault), state="broken"))
+                    absences.append(MissingFile("rewards", name, str(fault)))
     return Data(prompts, len(shown), encoders, [*absences, *sources.absences_of(config, encoders)], facts)
 
 
@@ -378,4 +378,5 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         images=images or int(spec.edits and not spec.sets),
         scorers=[judge_scorer(settings, judge_configs)] if settings and judge_configs else [],
     )
-    return Plan(measure(job), [*missing, *missing_judge], less_memory=LESS_MEMORY[options.memory])
+    absences = [*missing, *missing_judge]
+    return Plan(measure(job), absences, less_memory=LESS_MEMORY[options.memory], **machine())

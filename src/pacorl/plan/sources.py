@@ -36,18 +36,16 @@ CLIP_PARAMETERS = 986_109_441
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:
-    """A run's absent file or checkpoint, or an unreachable judge."""
+    """A run's absent file or checkpoint, unreachable judge or broken reward."""
 
     key: str
     """The config key that names it."""
     source: str
     """The key's value."""
     remedy: str
-    """Instructions to get it."""
+    """Instructions to get or mend it."""
     bytes: int = 0
     """Size of a download of published weights; 0 if it is unknown."""
-    state: str = "absent"
-    """Or broken: it is here, and fails."""
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------
