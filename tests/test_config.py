@@ -53,6 +53,7 @@ UNKNOWN = {
     "sampling.step=3": "sampling.steps",
     "rewards=[{name: panel_match, weigt: 1}]": "rewards.weight",
     "lr=1e-4": "optimizer.lr",
+    "optimizer.learning_rate=1e-4": "optimizer.lr",
     "batch=2": "sampling.batch' or 'evaluation.batch",
     "objective.clip_rang=1": "objective.clip_range",
     "objective.clip=1": "objective.clip_range",

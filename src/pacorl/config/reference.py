@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pacorl.config.table import Table
-from pacorl.io.terminal import nearest
+from pacorl.io.terminal import did_you_mean, nearest
 
 RUNS: Table[type[BaseModel]] = Table(
     "command",
@@ -68,7 +68,8 @@ def _guess(name: str, keys: Collection[str]) -> str:
         near = [repr(key) for key in candidates if meant and f".{key}".endswith(f".{meant}")]
         if near:
             return f"did you mean {' or '.join(near[:3])}?"
-    return ""
+    # Another word for it: optimizer.learning_rate.
+    return did_you_mean(name, keys)
 
 
 def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
