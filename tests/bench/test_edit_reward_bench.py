@@ -13,7 +13,7 @@ from bench_examples import edit_reward_example
 from typer.testing import CliRunner
 
 from pacorl.bench.benchmarks import BenchmarkOptions
-from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
+from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, EditRewardCompass
 from pacorl.bench.running import run
 from pacorl.cli import app
 from pacorl.gate.paco_reward import PacoReward
@@ -73,8 +73,8 @@ def test_the_table_is_what_naive_loops_give(edit_reward_folder: Path, tmp_path: 
 
 
 def test_ties_are_wrong_strictly_and_right_otherwise(edit_reward_folder: Path, tmp_path: Path) -> None:
-    bench = EditRewardBench(read_edit_data(edit_reward_folder), PacoReward(Asked(lambda question: 0.5), name="even"))
-    cells = run(bench, tmp_path / "run", BenchmarkOptions(judge="even")).table.lines[0].cells
+    bench = EditRewardBench(edit_reward_folder, BenchmarkOptions(judge="even", out=tmp_path / "run"))
+    cells = run(bench, PacoReward(Asked(lambda question: 0.5))).table.lines[0].cells
     assert [cell.mean for cell in cells] == [0.0] * 3 + [1.0] * 3  # type: ignore[union-attr]
     assert {cell.groups for cell in cells} == {1}, "all rows have one instruction"  # type: ignore[union-attr]
 
@@ -87,7 +87,6 @@ COMPASS = {"source_image": "in.png", "winner": "a.png", "loser": "b.png", "promp
 def test_of_a_tie_only_equal_scores_are_right(tmp_path: Path) -> None:
     rows = [COMPASS | {"dimension": "VC", "label": label} for label in ("tie", "preference")]
     write_jsonl(tmp_path / "rows.jsonl", rows)
-    data = read_edit_data(tmp_path, "edit-reward-compass")
-    bench = EditRewardBench(data, PacoReward(Asked(lambda question: 0.5), name="even"), "edit-reward-compass")
+    bench = EditRewardCompass(tmp_path, BenchmarkOptions())
     scored = [{"key": key, "consistency": 0.5} for key in bench.texts()]
     assert [figure.mean for figure in bench.figures(scored)][1] == 0.5

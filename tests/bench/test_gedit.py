@@ -16,10 +16,9 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.bench.benchmarks import BenchmarkOptions
-from pacorl.bench.gedit import SPEC, SUBSETS, Scores
+from pacorl.bench.gedit import SUBSETS, GeditBench, Scores
 from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
-from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import object_within, read_jsonl, typed
 from pacorl.io.images import open_image
 from pacorl.types import Question
@@ -89,9 +88,8 @@ class Rater(Asked):
 def test_the_table_is_what_loops_give(gedit_folder: Path) -> None:
     """Of three rows: some subsets have one task, and others both."""
     options = BenchmarkOptions(images=gedit_folder / "made", judge="rater")
-    edits = SPEC.read(gedit_folder / "rows.jsonl", options)
-    bench = SPEC.build(edits, options, PacoReward(Rater(lambda question: None)), gedit_folder)
-    figures = bench.figures(bench.measure([*bench.texts()]))
+    bench = GeditBench(gedit_folder / "rows.jsonl", options)
+    figures = bench.figures(bench.measure([*bench.texts()], Rater(lambda question: None)))
     expected = by_hand(gedit_folder)
     assert len(expected) == 3 * len(SUBSETS)
     found = {name: figure.mean for name, figure in zip(bench.table.columns, figures, strict=True)}

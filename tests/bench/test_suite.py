@@ -4,43 +4,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from asked import Asked
 
+from pacorl.bench import running
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.items import Dataset
-from pacorl.bench.running import read_results, run
-from pacorl.bench.suite import PaperTable, Row, Table
+from pacorl.bench.running import Outcome, read_results
+from pacorl.bench.suite import Benchmark, PaperTable, Row, Table
 from pacorl.core.ranking import Interval, bootstrap
+from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.documents import write_jsonl
+from pacorl.judge.judge import Judge
 
 
-class Numbers:
+class Numbers(Benchmark[Any]):
     """Measures the length of each key, so that what was asked can be counted."""
 
+    name = "numbers"
     table = Table("Numbers", ("Mean", "Twice"), notes=("Lengths.",), resampled="keys")
-    paper: PaperTable = PaperTable("nowhere, Tab. 0", {"Somebody": (0.5,)})
-    data = Dataset[str]({}, [], Path())
+    paper = PaperTable("nowhere, Tab. 0", {"Somebody": (0.5,)})
+    batch = 2
+    setting = "one"
 
-    def __init__(self, keys: Sequence[str], *, bad: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
-        self.all_keys, self.bad, self.silent = list(keys), bad, silent
+    def __init__(self, keys: Sequence[str], out: Path, *, silent: Sequence[str] = (), **options: Any) -> None:
+        self.all_keys, self.silent = list(keys), silent
         self.measured: list[str] = []
-        self.setting = "one"
+        super().__init__(out, BenchmarkOptions(**{"judge": "here", "out": out, **options}))
 
-    def settings(self) -> Mapping[str, Any]:
-        return {"benchmark": "numbers", "setting": self.setting}
+    def read(self, source: Path) -> Dataset[Any]:
+        return Dataset(source, [SimpleNamespace(key=key) for key in self.all_keys], [])
+
+    def settings(self, judge: str) -> dict[str, Any]:
+        return super().settings(judge) | {"setting": self.setting}
 
     def texts(self) -> Mapping[str, Sequence[str]]:
-        return {key: [key] for key in self.all_keys}
+        return {key: [key] for key in self.items}
 
-    def measure(self, keys: Sequence[str]) -> list[Row]:
-        for key in keys:
-            if key in self.bad:
-                raise ValueError(f"{key}.png is missing")
+    def measure(self, keys: Sequence[str], judge: Judge) -> list[Row]:
         self.measured += keys
         return [
             {"key": key, "error": "it fell silent"} if key in self.silent else {"key": key, "value": len(key)}
@@ -53,15 +59,19 @@ class Numbers:
 
 
 KEYS = ["a", "bb", "ccc", "dddd", "eeeee"]
-HERE = BenchmarkOptions(judge="here")
+
+
+def run(benchmark: Numbers) -> Outcome:
+    """Run it by a judge that is not asked."""
+    return running.run(benchmark, PacoReward(Asked(lambda question: None)))
 
 
 def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> None:
-    bench = Numbers(KEYS, silent=["bb"])
-    assert run(bench, tmp_path, HERE, batch=2).missing == {"bb": "it fell silent"}
+    bench = Numbers(KEYS, tmp_path, silent=["bb"])
+    assert run(bench).missing == {"bb": "it fell silent"}
     bench.silent = ()
-    first = run(bench, tmp_path, HERE, batch=2)
-    again = run(bench, tmp_path, HERE, batch=2)
+    first = run(bench)
+    again = run(bench)
     assert bench.measured == [*KEYS, "bb"]
     assert first == again
     assert first.complete
@@ -74,9 +84,9 @@ def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> 
 class ByBatch(Numbers):
     """Numbers that depend on the position in the batch and on its other items, as a judge's last bits may."""
 
-    def measure(self, keys: Sequence[str]) -> list[Row]:
+    def measure(self, keys: Sequence[str], judge: Judge) -> list[Row]:
         total = sum(map(len, keys))
-        return [row | {"value": total + position / 8} for position, row in enumerate(super().measure(keys))]
+        return [row | {"value": total + position / 8} for position, row in enumerate(super().measure(keys, judge))]
 
 
 def test_batches_and_results_do_not_depend_on_the_number_of_processes(
@@ -87,7 +97,7 @@ def test_batches_and_results_do_not_depend_on_the_number_of_processes(
         for index in range(count):
             monkeypatch.setenv("RANK", str(index))  # as torchrun numbers the processes
             monkeypatch.setenv("WORLD_SIZE", str(count))
-            outcomes.append(run(ByBatch(KEYS), tmp_path / str(count), HERE, batch=2))
+            outcomes.append(run(ByBatch(KEYS, tmp_path / str(count))))
     alone, half, both, *_, three = outcomes
     assert not half.complete
     assert "Incomplete: 3 of 5" in half.remarks[0]
@@ -99,8 +109,7 @@ def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_p
     write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "BB."}])
     (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {tmp_path / 'train.jsonl'}\n")
     (tmp_path / "adapter").mkdir()
-    adapted = BenchmarkOptions(judge=str(tmp_path / "adapter"))
-    outcome = run(Numbers(KEYS), tmp_path / "bench", adapted)
+    outcome = run(Numbers(KEYS, tmp_path / "bench", judge=str(tmp_path / "adapter")))
     whole, clean, _ = outcome.table.lines
     assert clean.name == f"{whole.name}, without its training data"
     assert isinstance(clean.cells[0], Interval)
@@ -110,26 +119,26 @@ def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_p
 
 def test_two_processes_do_not_write_one_shard(tmp_path: Path) -> None:
     class Nested(Numbers):
-        def measure(self, keys: Sequence[str]) -> list[Row]:
-            run(Numbers(KEYS), tmp_path, BenchmarkOptions(judge="other"))
-            return super().measure(keys)
+        def measure(self, keys: Sequence[str], judge: Judge) -> list[Row]:
+            run(Numbers(KEYS, tmp_path, judge="other"))
+            return super().measure(keys, judge)
 
     with pytest.raises(ValueError, match="start several by torchrun"):
-        run(Nested(KEYS), tmp_path, HERE)
+        run(Nested(KEYS, tmp_path))
 
 
 def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
-    run(Numbers(KEYS), tmp_path, HERE)
-    other = Numbers(KEYS)
+    run(Numbers(KEYS, tmp_path))
+    with pytest.raises(ValueError, match="quantize was None and is 'int8'"):
+        run(Numbers(KEYS, tmp_path, memory="lowest"))
+    other = Numbers(KEYS, tmp_path)
     other.setting = "two"
     with pytest.raises(ValueError, match="setting was 'one' and is 'two'"):
-        run(other, tmp_path, HERE)
-    with pytest.raises(ValueError, match="quantize was None and is 'int8'"):
-        run(Numbers(KEYS), tmp_path, replace(HERE, memory="lowest"))
+        run(other)
 
 
 def test_tables_mark_what_was_not_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = run(Numbers([*KEYS, "f", "gg", "hhhhhh"]), tmp_path, BenchmarkOptions(judge="here | there"))
+    outcome = run(Numbers([*KEYS, "f", "gg", "hhhhhh"], tmp_path, judge="here | there"))
     text, page = outcome.table.markdown, (tmp_path / "table.html").read_text()
     assert "| Somebody | published † | 0.500 | – |" in text
     assert "† Published in nowhere, Tab. 0, on its own data; not measured here." in text
@@ -142,7 +151,7 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path, monkeypatch: pyt
     assert summary["complete"] is True
     assert outcome.table.markdown.startswith("## Numbers")
     monkeypatch.setattr(Numbers, "paper", Numbers.paper._replace(items=100))
-    few = run(Numbers(KEYS), tmp_path / "own", HERE)
+    few = run(Numbers(KEYS, tmp_path / "own"))
     (line,) = few.table.lines  # rows of other data are no comparison
     assert not line.published
     assert ("over keys" in text, "over keys" in few.table.markdown) == (True, False)
@@ -151,14 +160,14 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path, monkeypatch: pyt
 class Changed(Numbers):
     """Numbers that differ from those of `Numbers` by a constant."""
 
-    def measure(self, keys: Sequence[str]) -> list[Row]:
-        return [row | {"value": row["value"] + 2} for row in super().measure(keys)]
+    def measure(self, keys: Sequence[str], judge: Judge) -> list[Row]:
+        return [row | {"value": row["value"] + 2} for row in super().measure(keys, judge)]
 
 
 def test_two_runs_on_the_same_items_are_compared_by_paired_differences(tmp_path: Path) -> None:
     keys = [letter * (1 + number) for number, letter in enumerate("abcdefghijklmnopqrst")]
-    run(Numbers(keys[1:]), tmp_path / "old", HERE)
-    outcome = run(Changed(keys), tmp_path / "new", BenchmarkOptions(judge="new", against=tmp_path / "old"))
+    run(Numbers(keys[1:], tmp_path / "old"))
+    outcome = run(Changed(keys, tmp_path / "new", judge="new", against=tmp_path / "old"))
     lines = {line.name: line.cells for line in outcome.table.lines}
     assert list(lines) == ["new", "old, the same 19 items", "difference: new − old", "Somebody"]
     assert lines["difference: new − old"][0] == Interval(2.0, 2.0, 2.0, 19)

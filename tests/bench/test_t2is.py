@@ -16,11 +16,11 @@ from typer.testing import CliRunner, Result
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.running import run
 from pacorl.bench.suite import paper_table
-from pacorl.bench.t2is import T2isBench, average, read_cases
+from pacorl.bench.t2is import CASES, T2isBench, average
 from pacorl.cli import app
 from pacorl.core.ranking import Interval
 from pacorl.gate.paco_reward import PacoReward
-from pacorl.io.documents import write_jsonl
+from pacorl.io.documents import read_object, write_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
 from pacorl.records.leaks import trained_on
@@ -91,16 +91,18 @@ def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: 
 
 def finished(folder: Path, images: Path) -> Path:
     images.mkdir(exist_ok=True)
-    for case in read_cases(folder).items.values():
-        for number in range(1, len(case.captions) + 1):
-            Image.new("RGB", (16, 16), (60 * number, 0, 0)).save(images / f"{case.id}_{number:04d}.png")
+    for case in read_object(folder / CASES):
+        for number in range(1, 5):
+            Image.new("RGB", (16, 16), (60 * number, 0, 0)).save(images / f"{case}_{number:04d}.png")
     return images
 
 
 def bench_over(folder: Path, images: Path, **options: Any) -> T2isBench:
-    # No to palettes, and 0.5 to all else.
-    judge = PacoReward(Asked(lambda question: 0.0 if "palette" in question.text.lower() else 0.5), name="counted")
-    return T2isBench(read_cases(folder), images, judge=judge, made_by={"images": str(images)}, **options)
+    return T2isBench(folder, BenchmarkOptions(judge="here", images=images, out=images.parent / "run", **options))
+
+
+# No to palettes, and 0.5 to all else.
+JUDGE = PacoReward(Asked(lambda question: 0.0 if "palette" in question.text.lower() else 0.5), name="counted")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_cases_without_a_figure(
         document[case]["Style"] = [others if number else first]
     path.write_text(json.dumps(document))
     bench = bench_over(t2is_folder, finished(t2is_folder, tmp_path / "images"))
-    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(judge="here")).table.lines
+    (line, *_) = run(bench, JUDGE).table.lines
     cells = dict(zip(bench.table.columns, line.cells, strict=True))
     assert (_mean(cells["Style"]), _mean(cells["Style, all cases"])) == pytest.approx(figures)
     assert np.isnan(_mean(cells["Average"]))  # without aesthetics
@@ -134,8 +136,9 @@ def _mean(value: Interval | float | None) -> float:
 
 def test_images_of_others_and_their_aesthetics(t2is_folder: Path, tmp_path: Path) -> None:
     images = finished(t2is_folder, tmp_path / "images")
-    bench = bench_over(t2is_folder, images, aesthetics=lambda prompts, images: [6.0 for _ in images])
-    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(judge="here")).table.lines
+    bench = bench_over(t2is_folder, images, aesthetics=True)
+    bench.predictor = lambda prompts, images: [6.0 for _ in images]  # type: ignore[assignment]
+    (line, *_) = run(bench, JUDGE).table.lines
     cells = dict(zip(bench.table.columns, line.cells, strict=True))
     assert _mean(cells["Identity"]) == 0.5
     assert _mean(cells["Aesthetics"]) == pytest.approx(0.6)  # LAION's are from 0 to 10

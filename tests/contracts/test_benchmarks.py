@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from bench_examples import COLOURS, EXAMPLES, ColourJudge, Example
 
-from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions, BenchmarkSpec
-from pacorl.gate.paco_reward import PacoReward
+from pacorl.bench.benchmarks import BENCHMARKS
+from pacorl.bench.suite import Benchmark
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)
 def test_a_right_judge_has_the_better_figures(name: str, example: Callable[[Path], Example], tmp_path: Path) -> None:
-    spec, folder = BENCHMARKS[name], tmp_path
-    data, options = example(folder)
-    items = spec.read(data, options)
-    right = _figures(spec, items, options, folder, ColourJudge())
-    wrong = _figures(spec, items, options, folder, ColourJudge(contrary=True))
+    data, options = example(tmp_path)
+    benchmark = BENCHMARKS[name](data, options)
+    assert benchmark.name == name
+    right = _figures(benchmark, ColourJudge())
+    wrong = _figures(benchmark, ColourJudge(contrary=True))
     compared = [column for column in right if math.isfinite(right[column]) and math.isfinite(wrong[column])]
     assert right.keys() - compared == ({"Aesthetics", "Average"} if name == "t2is" else set()), "all are numbers"
 
@@ -34,17 +34,14 @@ def test_a_right_judge_has_the_better_figures(name: str, example: Callable[[Path
     assert any(right[column] > wrong[column] for column in compared)
 
 
-def _figures(
-    spec: BenchmarkSpec[Any], items: Any, options: BenchmarkOptions, folder: Path, judge: ColourJudge
-) -> dict[str, float]:
+def _figures(benchmark: Benchmark[Any], judge: ColourJudge) -> dict[str, float]:
     """Column → figure of the example by a judge."""
-    benchmark = spec.build(items, options, PacoReward(judge), folder)
     assert benchmark.table.title
     for row, published in benchmark.paper.rows.items():
         assert 0 < len(published) <= len(benchmark.table.columns), row
     keys = list(benchmark.texts())
     assert len(keys) >= len(COLOURS)
-    rows = benchmark.measure(keys)
+    rows = benchmark.measure(keys, judge)
     assert [row["key"] for row in rows] == keys, "the rows of a measurement are not the requested items"
     assert not [row["error"] for row in rows if "error" in row]
     figures = benchmark.figures(rows)

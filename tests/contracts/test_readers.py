@@ -145,7 +145,7 @@ def read_benchmark(path: Path, *, number: int) -> object:
     name, example = EXAMPLES[number]
     (path.parent / "again").mkdir()
     data, options = example(path.parent / "again")
-    return BENCHMARKS[name].read(path.parent / data.relative_to(path.parent / "again"), options)
+    return BENCHMARKS[name](path.parent / data.relative_to(path.parent / "again"), options)
 
 
 def write_grids(folder: Path) -> None:

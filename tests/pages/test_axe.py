@@ -157,7 +157,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     about = {"title": "A benchmark", "name": "benchmark", "remarks": ["Five items are missing."]}
     texts = {
         "check": gate.check_page(gate.check_set(Asked(by_grey), grey(20, 20, 20, 120), least=0.5), judge="toy"),
-        "benchmark": render("benchmark.html", **about, tables=(table,), facts=[("5", "measured")]),
+        "benchmark": render("benchmark.html", **about, table=table, measured=5, total=10),
     }
     for name, text in texts.items():
         pages[name] = folder / f"{name}.html"

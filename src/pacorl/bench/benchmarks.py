@@ -1,29 +1,25 @@
-"""The benchmarks: a table of specs, their common options, and the contents of an entry.
+"""The benchmarks: a table of them, and their options.
 
-A new benchmark is one file with a `BenchmarkSpec`, and one line of `BENCHMARKS`: `pacorl benchmark NAME`, its tables
-and the contract tests come from the entry. This file imports no heavy package.
+A new benchmark is one file with a subclass of `suite.Benchmark`, and one line of `BENCHMARKS`: `pacorl benchmark NAME`,
+its tables and the contract tests come from the entry. This file imports no heavy package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pacorl.config.options import LARGEST, GeneratorOptions, JudgeOptions, UsageError, inherited, option
 from pacorl.config.table import Table
 
 if TYPE_CHECKING:
     from pacorl.bench.suite import Benchmark
-    from pacorl.gate.paco_reward import PacoReward
-    from pacorl.generate.image_queue import ImageSource, Shard
-    from pacorl.io.terminal import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions(GeneratorOptions, JudgeOptions):
-    """Options of `pacorl benchmark`; `BenchmarkSpec.takes` lists the optional part."""
+    """Options of `pacorl benchmark`; `suite.Benchmark.takes` lists the optional part."""
 
     panel: ClassVar[str] = "Run"
 
@@ -55,86 +51,31 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
         """Folder of the measured judge or adapter, if it has one; its run must not have been trained on the items."""
         return self.adapter if self.makes_images else self.judge
 
-    def image_source(self, *, edits: bool) -> ImageSource:
-        """Describe the generator, without loading it."""
-        from pacorl.generate.image_sources import image_source
 
-        return image_source(
-            self.model,
-            kind=self.kind,
-            edits=edits,
-            adapter=self.adapter,
-            size=self.size,
-            steps=self.steps,
-            memory=self.memory,
-            batch=self.image_batch,
-            seed=self.seed,
-            **self.policy_options,
-        )
-
-    def described(self, *, edits: bool) -> dict[str, Any]:
-        """Settings that change the images; of finished images, their folder."""
-        if self.images:
-            return {"images": str(self.images)}
-        return dict(self.image_source(edits=edits).generator) | {"seed": self.seed}
-
-
-GENERATOR = (
-    *("model", "kind", "adapter", "size", "steps", "options", "seed"),
-    *("images", "image_batch"),
-)
+GENERATOR = ("model", "kind", "adapter", "size", "steps", "options", "seed", "images", "image_batch")
 """Options of the benchmarks of generators, or of finished images."""
-COMMON = ("judge", "memory", "out", "limit", "against", "as_json")
-"""Options of every benchmark."""
 
 
-Items = TypeVar("Items")
+def check_options(entry: type[Benchmark[Any]], options: BenchmarkOptions) -> None:
+    """Raise UsageError for an option of other benchmarks, or if nothing is named that makes images."""
+    defaults = BenchmarkOptions()
+    for name in (*GENERATOR, "aesthetics"):
+        if name not in entry.takes and getattr(options, name) != getattr(defaults, name):
+            raise UsageError(f"--{name.replace('_', '-')} is not an option of {entry.name}")
+    if "model" in entry.takes and not options.makes_images:
+        raise ValueError("name a generator with --model, or a folder of finished images with --images")
+    if options.images and not options.images.is_dir():
+        raise ValueError(f"--images {options.images}: there is no such folder")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkSpec(Generic[Items]):
-    """Entry of a benchmark.
-
-    Example:
-        PAIRS = BenchmarkSpec(
-            read=lambda data, options: read_pairs(data, limit=options.limit),
-            build=lambda pairs, options, reward, out: PairAccuracy(pairs, reward),
-        )
-    """
-
-    read: Callable[[Path, BenchmarkOptions], Items]
-    """Reader of the published data, before anything heavy is loaded; it checks them."""
-    build: Callable[[Items, BenchmarkOptions, PacoReward, Path], Benchmark]
-    """(items, options, the judge, the run's folder) → the benchmark."""
-    generate: Callable[[Items, BenchmarkOptions, Path, Shard, Progress], object] | None = None
-    """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
-    all_spellings: bool = False
-    """Whether P(Yes) sums every spelling of Yes and of No."""
-    batch: int = 16
-    """Items per call of the judge."""
-    takes: tuple[str, ...] = ()
-    """Further options: of `GENERATOR`, or the benchmark's own."""
-
-    def check(self, name: str, options: BenchmarkOptions) -> None:
-        """Raise UsageError for an option of other benchmarks, or if nothing is named that makes images."""
-        taken_options = {*self.takes, *COMMON}
-        for field in fields(options):
-            if field.name not in taken_options and getattr(options, field.name) not in (field.default, []):
-                raise UsageError(f"--{field.name.replace('_', '-')} is not an option of {name}")
-        if self.generate and not options.makes_images:
-            raise ValueError("name a generator with --model, or a folder of finished images with --images")
-        if options.images and not options.images.is_dir():
-            raise ValueError(f"--images {options.images}: there is no such folder")
-
-
-BENCHMARKS: Table[BenchmarkSpec[Any]] = Table(
+BENCHMARKS: Table[type[Benchmark[Any]]] = Table(
     "benchmark",
     {
-        "consistency-rank": "pacorl.bench.consistency_rank:SPEC",
-        "edit-reward-bench": "pacorl.bench.edit_reward_bench:SPEC",
-        "vc-reward-bench": "pacorl.bench.edit_reward_bench:VC_REWARD_BENCH",
-        "edit-reward-compass": "pacorl.bench.edit_reward_bench:COMPASS",
-        "t2is": "pacorl.bench.t2is:SPEC",
-        "gedit": "pacorl.bench.gedit:SPEC",
+        "consistency-rank": "pacorl.bench.consistency_rank:ConsistencyRank",
+        "edit-reward-bench": "pacorl.bench.edit_reward_bench:EditRewardBench",
+        "vc-reward-bench": "pacorl.bench.edit_reward_bench:VcRewardBench",
+        "edit-reward-compass": "pacorl.bench.edit_reward_bench:EditRewardCompass",
+        "t2is": "pacorl.bench.t2is:T2isBench",
+        "gedit": "pacorl.bench.gedit:GeditBench",
     },
 )

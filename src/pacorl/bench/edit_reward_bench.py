@@ -13,31 +13,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from pacorl.bench.benchmarks import BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import NO_PAPER, PaperTable, Row, Table, Texts, macro_means, paper_table
+from pacorl.bench.suite import NO_PAPER, Benchmark, Row, Table, Texts, macro_means, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import JsonObject, blamed_on, read_records, typed
-from pacorl.judge.pairwise import ask
-from pacorl.records.fields import Name, Word, by_key
+from pacorl.io.documents import blamed_on, read_records, typed
+from pacorl.judge.judge import Judge
+from pacorl.records.fields import Name, Word
 from pacorl.types import Question
-
-if TYPE_CHECKING:
-    from pacorl.gate.paco_reward import PacoReward
-
-Kind = Literal["edit-reward-bench", "vc-reward-bench", "edit-reward-compass"]
-"""Published table."""
 
 DIMENSIONS = ("prompt_following", "consistency", "overall")
 TITLES = ("Prompt following", "Consistency", "Overall")
-MACRO, WITH_TIES, ALL_ROWS = 0, 3, 6
-"""Index in `EditRewardBench.figures` of the first dimension's figure."""
 ROWS = "rows.jsonl"
 QUESTIONS = {"prompt_following": wordings.edit_followed_in_a_word, "consistency": wordings.edit_consistent_in_a_word}
 """Dimension → the released wording."""
@@ -66,8 +57,14 @@ class Choice:
     instruction: str
     task: str
     dimension: str
+    asked: Sequence[str]
+    """Dimensions that the judge is asked about."""
     preferred: int | None = 0
     """Index of the preferred output; None for a tie."""
+
+    @property
+    def key(self) -> str:
+        return str(self.number)
 
 
 Pair = Annotated[list[Word], Field(min_length=2, max_length=2)]
@@ -89,7 +86,10 @@ class EditRewardRow(BaseModel):
         if first == second:
             raise ValueError(f"'key' must name two outputs, got {self.key}")
         images = (self.input_image, *self.output_images)
-        return Choice(number, (first, second), images, self.instruction, self.task_type, self.dimension)
+        # Of all dimensions: rows about the others share the outputs.
+        return Choice(
+            number, (first, second), images, self.instruction, self.task_type, self.dimension, asked=tuple(QUESTIONS)
+        )
 
 
 class VcRewardRow(BaseModel):
@@ -106,7 +106,7 @@ class VcRewardRow(BaseModel):
         outputs = (f"{number + 1}: A", f"{number + 1}: B")
         images = (self.source_image, *self.edited_images)
         preferred = int(self.winner == "Image B")
-        return Choice(number, outputs, images, self.instruction, self.task, "consistency", preferred)
+        return Choice(number, outputs, images, self.instruction, self.task, "consistency", ("consistency",), preferred)
 
 
 class CompassRow(BaseModel):
@@ -124,120 +124,68 @@ class CompassRow(BaseModel):
         outputs = (f"{number + 1}: winner", f"{number + 1}: loser")
         images = (self.source_image, self.winner, self.loser)
         preferred = 0 if self.label == "preference" else None
-        return Choice(number, outputs, images, self.prompt, "", COMPASS_DIMENSIONS[self.dimension], preferred)
+        dimension = COMPASS_DIMENSIONS[self.dimension]
+        return Choice(number, outputs, images, self.prompt, "", dimension, (dimension,), preferred)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairTable:
-    """Published table of pairs of edits, and the figures that are given for it."""
+class EditRewardBench(Benchmark[Choice]):
+    """EditReward-Bench, and the form of both other tables."""
 
-    title: str
-    row: type[EditRewardRow | VcRewardRow | CompassRow]
-    columns: Mapping[str, int]
-    """Column → index of its figure among all."""
-    paper: PaperTable = NO_PAPER
-    note: str
+    name = "edit-reward-bench"
+    table = Table(
+        "EditReward-Bench",
+        (*TITLES, *(f"{title} (≥)" for title in TITLES)),
+        notes=(NOTE,),
+        resampled="instructions",
+    )
+    paper = paper_table("edit_reward_bench")
+    all_spellings = True
+    row: ClassVar[type[EditRewardRow | VcRewardRow | CompassRow]] = EditRewardRow
+    """Row of the published table."""
+    shown: ClassVar[Sequence[int]] = range(6)
+    """Index of each column in: the accuracy of each of DIMENSIONS, as a macro mean over task types, strict and then
+    with ties, and over all rows."""
 
-
-TABLES: Mapping[Kind, PairTable] = {
-    "edit-reward-bench": PairTable(
-        title="EditReward-Bench",
-        row=EditRewardRow,
-        columns={title: MACRO + d for d, title in enumerate(TITLES)}
-        | {f"{title} (≥)": WITH_TIES + d for d, title in enumerate(TITLES)},
-        paper=paper_table("edit_reward_bench"),
-        note=NOTE,
-    ),
-    "vc-reward-bench": PairTable(
-        title="VCReward-Bench",
-        row=VcRewardRow,
-        columns={"Accuracy": ALL_ROWS + 1, "Mean over tasks": MACRO + 1},
-        note="Accuracy: share of pairs whose preferred edit scores higher in consistency. No published row is shown: "
-        "the paper's figures are not part of pacorl.",
-    ),
-    "edit-reward-compass": PairTable(
-        title="EditReward-Compass",
-        row=CompassRow,
-        columns={"Instruction awareness": ALL_ROWS, "Visual consistency": ALL_ROWS + 1},
-        paper=paper_table("edit_reward_compass"),
-        note="Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, "
-        "which two P(Yes) hardly are. There is no question about visual quality.",
-    ),
-}
-
-
-def read_edit_data(source: Path, kind: Kind = "edit-reward-bench", *, limit: int | None = None) -> Dataset[Choice]:
-    """Read a table: a JSONL, a JSON list, or a folder of one JSONL. Raises ValueError naming a faulty row."""
-    path = source / ROWS if source.is_dir() else source
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; `pacorl data {source}` makes it of the published parquet files")
-    rows = read_records(path, dict)
-    choices = []
-    for number, row in enumerate(rows):
-        with blamed_on(f"{path}, row {number + 1}"):
-            choice = typed(row, TABLES[kind].row).choice(number)
-        if choice.dimension:
-            choices.append(choice)
-    items = by_key(choices, lambda choice: str(choice.number), source=path)
-    return Dataset.selected(items, content=rows, source=path, limit=limit)
-
-
-@dataclass(eq=False)
-class EditRewardBench:
-    """The benchmark over a judge, which should add up the spellings of Yes and of No (`variants`)."""
-
-    data: Dataset[Choice]
-    judge: PacoReward
-    kind: Kind = "edit-reward-bench"
-
-    def __post_init__(self) -> None:
-        form = TABLES[self.kind]
-        self.paper, self.figure_of_column = form.paper, [*form.columns.values()]
-        self.table = Table(form.title, tuple(form.columns), notes=(form.note,), resampled="instructions")
+    def read(self, source: Path) -> Dataset[Choice]:
+        """Read a table: a JSONL, a JSON list, or a folder of one JSONL."""
+        path = source / ROWS if source.is_dir() else source
+        rows = read_records(path, dict, fix=f"`pacorl data {source}` makes it of the published parquet files")
+        choices = []
+        for number, row in enumerate(rows):
+            with blamed_on(f"{path}, row {number + 1}"):
+                choice = typed(row, self.row).choice(number)
+            if choice.dimension:
+                choices.append(choice)
+        return Dataset(path, choices, content=rows)
 
     @cached_property
     def _outputs(self) -> dict[str, tuple[Choice, int]]:
         first: dict[str, tuple[Choice, int]] = {}
-        for choice in self.data.items.values():
+        for choice in self.items.values():
             for index, output in enumerate(choice.outputs):
                 # Several rows share one output, whose image is read from the first.
                 first.setdefault(output, (choice, index))
         return first
 
-    def settings(self) -> JsonObject:
-        return {"benchmark": self.kind, "data": self.data.fingerprint, "judge": self.judge.name}
-
     def texts(self) -> Texts:
         """Return the distinct outputs of the rows, with their instructions."""
         return {output: [choice.instruction] for output, (choice, _) in self._outputs.items()}
 
-    def measure(self, keys: Sequence[str]) -> list[Row]:
-        cache = ImageCache(self.data.folder)
-        questions: dict[tuple[str, str], Question] = {}
-        for key in keys:
-            choice, index = self._outputs[key]
-            before, after = cache.open(choice.images[0]), cache.open(choice.images[1 + index])
-            pair = (before, after.resize(before.size))  # as the released evaluation does
-            # Rows of EditReward-Bench about other dimensions share the output.
-            dimensions = tuple(QUESTIONS) if self.kind == "edit-reward-bench" else (choice.dimension,)
-            for dimension in dimensions:
-                questions[key, dimension] = Question(pair, QUESTIONS[dimension](choice.instruction))
+    def questions(self, key: str, images: ImageCache, judge: Judge) -> dict[str, Question]:
+        choice, index = self._outputs[key]
+        before, after = images.open(choice.images[0]), images.open(choice.images[1 + index])
+        pair = (before, after.resize(before.size))  # as the released evaluation does
+        return {dimension: Question(pair, QUESTIONS[dimension](choice.instruction)) for dimension in choice.asked}
 
-        rows: list[Row] = [{"key": key} for key in keys]
-        row_of = {row["key"]: row for row in rows}
-        for (key, dimension), verdict in ask(self.judge.judge, questions).items():
-            if verdict.p_yes is None:
-                row_of[key]["error"] = verdict.error
-            else:
-                row_of[key][dimension] = verdict.p_yes
-        return rows
+    def score(self, key: str, p_yes: Mapping[str, float], images: ImageCache) -> Row:
+        return dict(p_yes)
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         """Accuracies per dimension: macro means over task types, strict and with ties, then over all rows."""
         row_of = {row["key"]: row for row in rows}
         choices = []
         right = []
-        for choice in self.data.items.values():
+        for choice in self.items.values():
             # A limit or a failure may leave one of the two without a judgement.
             if not row_of.keys() >= set(choice.outputs):
                 continue
@@ -249,15 +197,13 @@ class EditRewardBench:
                 better, worse = scores[choice.preferred], scores[1 - choice.preferred]
                 right.append([better > worse, better >= worse])
 
-        # Numbers instead of names: an interval computes the figures 2,000 times.
-        tasks, task_N = np.unique([choice.task for choice in choices], return_inverse=True)
         dimension_N = np.array([DIMENSIONS.index(choice.dimension) for choice in choices], dtype=np.int64)
         right_N2 = np.array(right, dtype=float).reshape(-1, 2)
+        by_task = macro_means(right_N2, [choice.task for choice in choices], dimension_N, columns=len(DIMENSIONS))
+        of_all = macro_means(right_N2, [""] * len(choices), dimension_N, columns=len(DIMENSIONS))
 
         def statistic(drawn: Indices) -> Floats:
-            macro = macro_means(right_N2, task_N, dimension_N, drawn, shape=(len(tasks), len(DIMENSIONS)))
-            overall = macro_means(right_N2, task_N * 0, dimension_N, drawn, shape=(1, len(DIMENSIONS)))
-            return np.concatenate([*macro, overall[0]])[self.figure_of_column]
+            return np.concatenate([*by_task(drawn), of_all(drawn)[0]]).take(self.shown)
 
         # Rows of one instruction share their images, so the bootstrap draws them together.
         return bootstrap([choice.instruction for choice in choices], statistic)
@@ -269,14 +215,37 @@ def _score(row: Row, dimension: str) -> float:
     return float(row[dimension])
 
 
-def _spec(kind: Kind) -> BenchmarkSpec[Dataset[Choice]]:
-    return BenchmarkSpec(
-        read=lambda source, options: read_edit_data(source, kind, limit=options.limit),
-        build=lambda choices, options, reward, out: EditRewardBench(choices, reward, kind),
-        all_spellings=True,
+class VcRewardBench(EditRewardBench):
+    """VCReward-Bench: consistency alone."""
+
+    name = "vc-reward-bench"
+    table = Table(
+        "VCReward-Bench",
+        ("Accuracy", "Mean over tasks"),
+        notes=(
+            "Accuracy: share of pairs whose preferred edit scores higher in consistency. No published row is shown: "
+            "the paper's figures are not part of pacorl.",
+        ),
+        resampled="instructions",
     )
+    paper = NO_PAPER
+    row = VcRewardRow
+    shown = (7, 1)
 
 
-SPEC = _spec("edit-reward-bench")
-VC_REWARD_BENCH = _spec("vc-reward-bench")
-COMPASS = _spec("edit-reward-compass")
+class EditRewardCompass(EditRewardBench):
+    """EditReward-Compass, without its visual quality."""
+
+    name = "edit-reward-compass"
+    table = Table(
+        "EditReward-Compass",
+        ("Instruction awareness", "Visual consistency"),
+        notes=(
+            "Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, "
+            "which two P(Yes) hardly are. There is no question about visual quality.",
+        ),
+        resampled="instructions",
+    )
+    paper = paper_table("edit_reward_compass")
+    row = CompassRow
+    shown = (6, 7)

@@ -10,9 +10,8 @@ two scores, and O = √(SC · PQ), as VIEScore (arXiv 2312.14867) has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,23 +20,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import Row, Table, Texts, macro_means, paper_table
+from pacorl.bench.suite import ImageBenchmark, Row, Table, Texts, macro_means, paper_table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
+from pacorl.generate.image_queue import ImageJob
 from pacorl.io.documents import JsonObject, object_within, read_records, read_yaml, typed
 from pacorl.io.files import safe_name, text_digest
-from pacorl.io.terminal import Progress
 from pacorl.judge.chat import ATTEMPTS
 from pacorl.judge.judge import Judge, is_address
-from pacorl.records.fields import Name, by_key
+from pacorl.records.fields import Name
 from pacorl.types import Prompt, Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from pacorl.gate.paco_reward import PacoReward
 
 EDITS = "edits.jsonl"
 LANGUAGES = ("en", "cn")
@@ -51,7 +46,8 @@ NOTE = (
 )
 WORKERS = 8
 """Ratings at a time, of a rater at a server."""
-RUBRIC = Path(__file__).with_name("rubric.yaml")
+RUBRIC = typed(read_yaml(Path(__file__).with_name("rubric.yaml")), dict[str, str])
+"""Wording of the two ratings."""
 INSTRUCTION = "{instruction}"
 BEST = 10
 """Highest score."""
@@ -80,15 +76,6 @@ class Edit(BaseModel):
         return f"fullset/{self.task}/{self.language}/{self.name}.png"
 
 
-def read_edits(source: Path, *, limit: int | None = None) -> Dataset[Edit]:
-    """Read the edits of a folder, or of one of its files. Raises ValueError naming a line of another form."""
-    path = source / EDITS if source.is_dir() else source
-    fix = f"`pacorl data {source}` makes it of GEdit-Bench's parquet files"
-    edits = read_records(path, partial(typed, kind=Edit), fix=fix)
-    items = by_key(edits, lambda edit: edit.key, source=path)
-    return Dataset.selected(items, content=[edit.model_dump() for edit in edits], source=path, limit=limit)
-
-
 class Scores(BaseModel):
     """The JSON object in a rater's answer."""
 
@@ -115,101 +102,69 @@ def ask_scores(judge: Judge, question: Question) -> Scores:
     raise RuntimeError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
 
 
-@dataclass(eq=False)
-class GeditBench:
-    """Benchmark over the edits of a folder."""
+class GeditBench(ImageBenchmark[Edit]):
+    """Benchmark over the edits of a folder with `fullset/`."""
 
-    data: Dataset[Edit]
-    images: Path
-    """Folder with `fullset/`."""
-    judge: PacoReward
-    rubric: Mapping[str, str]
-    """Wording of the two ratings."""
-    made_by: JsonObject
-    """Description of the images in the settings."""
-    workers: int
-    """Number of concurrent ratings."""
-
+    name = "gedit"
     table = Table("GEdit-Bench", COLUMNS, notes=(NOTE,), resampled="edits")
     paper = paper_table("gedit")
+    edits = True
 
-    def settings(self) -> JsonObject:
-        return {
-            "benchmark": "gedit",
-            "data": self.data.fingerprint,
-            "judge": self.judge.name,
-            "rubric": text_digest("".join(self.rubric.values()))[:16],
-            "images": dict(self.made_by),
-        }
+    def read(self, source: Path) -> Dataset[Edit]:
+        """Read the edits of a folder, or of one of its files."""
+        path = source / EDITS if source.is_dir() else source
+        fix = f"`pacorl data {source}` makes it of GEdit-Bench's parquet files"
+        edits = read_records(path, partial(typed, kind=Edit), fix=fix)
+        return Dataset(path, edits, content=[edit.model_dump() for edit in edits])
+
+    def settings(self, judge: str) -> JsonObject:
+        return super().settings(judge) | {"rubric": text_digest("".join(RUBRIC.values()))[:16]}
 
     def texts(self) -> Texts:
-        return {edit.key: [edit.instruction] for edit in self.data.items.values()}
+        return {key: [edit.instruction] for key, edit in self.items.items()}
 
-    def measure(self, keys: Sequence[str]) -> list[Row]:
-        before, after = ImageCache(self.data.folder), ImageCache(self.images)
-        edits = [self.data.items[key] for key in keys]
+    def jobs(self) -> list[ImageJob]:
+        jobs = []
+        for number, (key, edit) in enumerate(self.items.items()):
+            prompt = Prompt(id=number, text=edit.instruction, sources=(self.folder / edit.image,))
+            jobs.append(ImageJob(key, prompt, edit.file))
+        return jobs
+
+    def measure(self, keys: Sequence[str], judge: Judge) -> list[Row]:
+        before, after = ImageCache(self.folder), ImageCache(self.images)
+        edits = [self.items[key] for key in keys]
         images = [(before.open(edit.image), after.open(edit.file)) for edit in edits]
-        with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(self._rate, keys, images))
-
-    def _rate(self, key: str, images: tuple[Image, Image]) -> Row:
-        # Not `format`: a rubric shows the requested JSON, braces and all.
-        text = self.rubric["semantics"].replace(INSTRUCTION, self.data.items[key].instruction)
-        try:
-            semantics = ask_scores(self.judge.judge, Question(images, text))
-            quality = ask_scores(self.judge.judge, Question(images[1:], self.rubric["quality"]))
-        except RuntimeError as fault:  # a rater without a usable answer fails its edit alone
-            return {"key": key, "error": str(fault)}
-        reasons = [semantics.reasoning, quality.reasoning]
-        return {"key": key, "semantics": semantics.score, "quality": quality.score, "reasons": reasons}
+        # A judge in this process answers one question at a time; only a server gains by several.
+        with ThreadPoolExecutor(WORKERS if is_address(self.options.judge) else 1) as pool:
+            return list(pool.map(partial(_rate, judge), edits, images))
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         """SC, PQ, O of each subset: macro means over the task types present."""
         keys = [row["key"] for row in rows]
-        edits = [self.data.items[key] for key in keys]
+        edits = [self.items[key] for key in keys]
         scores = np.array([(min(row["semantics"]), min(row["quality"])) for row in rows], dtype=float)
         figure_N3 = np.column_stack([scores, np.sqrt(scores.prod(1))])
 
-        # Numbers instead of names: an interval computes the figures 2,000 times.
-        tasks, task_N = np.unique([edit.task for edit in edits], return_inverse=True)
         language_N = np.array([LANGUAGES.index(edit.language) for edit in edits])
         within_N = np.array([edit.intersection for edit in edits])
+        macro = macro_means(figure_N3, [edit.task for edit in edits], language_N, columns=len(LANGUAGES))
 
         # In the order of SUBSETS: of each language the intersection subset, then all.
         def statistic(drawn: Indices) -> Floats:
-            means = []
-            for subset in (drawn[within_N[drawn]], drawn):
-                means.append(macro_means(figure_N3, task_N, language_N, subset, shape=(len(tasks), len(LANGUAGES))))
+            means = [macro(subset) for subset in (drawn[within_N[drawn]], drawn)]
             return np.stack(means).transpose(2, 0, 1).reshape(-1)
 
         return bootstrap(keys, statistic)
 
 
-def _build(data: Dataset[Edit], options: BenchmarkOptions, reward: PacoReward, out: Path) -> GeditBench:
-    # A judge in this process answers one question at a time; only a server gains by several.
-    return GeditBench(
-        data,
-        options.images or out,
-        judge=reward,
-        rubric=typed(read_yaml(RUBRIC), dict[str, str]),
-        made_by=options.described(edits=True),
-        workers=WORKERS if is_address(options.judge) else 1,
-    )
-
-
-def _generate(data: Dataset[Edit], options: BenchmarkOptions, out: Path, shard: Shard, advance: Progress) -> None:
-    """Generate this shard's missing edits."""
-    source = options.image_source(edits=True)
-    jobs = []
-    for number, edit in enumerate(data.items.values()):
-        prompt = Prompt(id=number, text=edit.instruction, sources=(data.folder / edit.image,))
-        jobs.append(ImageJob(edit.key, prompt, edit.file))
-    generate_missing(jobs, out, source, shard=shard, progress=advance)
-
-
-SPEC = BenchmarkSpec(
-    read=lambda data, options: read_edits(data, limit=options.limit),
-    build=_build,
-    generate=_generate,
-    takes=GENERATOR,
-)
+def _rate(judge: Judge, edit: Edit, images: tuple[Image, Image]) -> Row:
+    """Rate an edit of the first image, the second one."""
+    # Not `format`: a rubric shows the requested JSON, braces and all.
+    text = RUBRIC["semantics"].replace(INSTRUCTION, edit.instruction)
+    try:
+        semantics = ask_scores(judge, Question(images, text))
+        quality = ask_scores(judge, Question(images[1:], RUBRIC["quality"]))
+    except RuntimeError as fault:  # a rater without a usable answer fails its edit alone
+        return {"key": edit.key, "error": str(fault)}
+    reasons = [semantics.reasoning, quality.reasoning]
+    return {"key": edit.key, "semantics": semantics.score, "quality": quality.score, "reasons": reasons}

@@ -19,8 +19,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
-from pacorl.bench.suite import Benchmark, Line, Row, Table
+from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions, check_options
+from pacorl.bench.suite import Benchmark, ImageBenchmark, Line, Row, Table
 from pacorl.config.options import UsageError, packed_form
 from pacorl.core.batches import in_batches
 from pacorl.core.ranking import FEWEST, Interval, difference
@@ -32,6 +32,7 @@ from pacorl.io.files import check_writable, claim_folder, sole_holder, sweep, wr
 from pacorl.io.quiet import quiet_loading
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge import NO_JUDGE, check_judge
+from pacorl.judge.judge import Judge
 from pacorl.records import leaks
 from pacorl.report.html import render
 
@@ -57,8 +58,8 @@ class Outcome:
     trained_on: Mapping[str, str]
     """Item in the training data of the measured model → the shared text."""
     table: Table
-    note: str = ""
-    """Remark about the judge; empty for most."""
+    note: str
+    """Remarks about the judge."""
 
     @property
     def complete(self) -> bool:
@@ -116,32 +117,29 @@ def run_benchmark(
         ValueError: if name, data or options cannot be used, or the run's folder holds results of other settings.
     """
     # Errors in the data are reported before a model is loaded.
-    spec = BENCHMARKS.named(name)
-    spec.check(name, options)
-    items = spec.read(data, options)
-    out = options.out or Path("runs") / "bench" / name
-    check_writable(out, folder=True)
+    entry = BENCHMARKS.named(name)
+    check_options(entry, options)
+    benchmark = entry(data, options)
+    check_writable(benchmark.out, folder=True)
     if not options.judge:
         raise UsageError(NO_JUDGE)
     check_judge(options.judge)
-    claim_folder(out, "settings.json")
+    claim_folder(benchmark.out, "settings.json")
 
     # Generate.
-    if spec.generate and not options.images:
+    if isinstance(benchmark, ImageBenchmark) and not options.images:
         with progress("generating") as advance:
-            spec.generate(items, options, out, Shard.of_process(), advance)
+            benchmark.generate(Shard.of_process(), advance)
 
     # Measure. The import of the model libraries takes seconds.
     quiet_loading()
-    with PacoReward.from_pretrained(options.judge, memory=options.memory, variants=spec.all_spellings) as reward:
-        benchmark = spec.build(items, options, reward, out)
-        outcome = run(benchmark, out, options, batch=spec.batch, progress=progress)
-    return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip())
+    with PacoReward.from_pretrained(options.judge, memory=options.memory, variants=entry.all_spellings) as reward:
+        return run(benchmark, reward, progress=progress)
 
 
-def _leaked(benchmark: Benchmark, options: BenchmarkOptions) -> Mapping[str, str]:
+def _leaked(benchmark: Benchmark[Any]) -> Mapping[str, str]:
     """Find the items in the training data of the run that contains the measured adapter."""
-    folder = leaks.run_of(options.subject_adapter)
+    folder = leaks.run_of(benchmark.options.subject_adapter)
     try:
         return leaks.trained_on(benchmark.texts(), folder) if folder else {}
     except ValueError as error:
@@ -150,28 +148,22 @@ def _leaked(benchmark: Benchmark, options: BenchmarkOptions) -> Mapping[str, str
         return {}
 
 
-def run(
-    benchmark: Benchmark,
-    out: Path,
-    options: BenchmarkOptions,
-    *,
-    batch: int = 16,
-    progress: OpenProgress = without_bar,
-) -> Outcome:
-    """Measure the remaining items, `batch` in a call of the judge, and write the tables.
+def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress = without_bar) -> Outcome:
+    """Measure the remaining items by a judge, and write the tables.
 
     Raises:
-        ValueError: if `out` holds results of other settings, or another process writes this shard.
+        ValueError: if the run's folder holds results of other settings, or another process writes this shard.
     """
     # Before judging, because it can fail and costs nothing.
-    trained_on = _leaked(benchmark, options)
+    options, out = benchmark.options, benchmark.out
+    trained_on = _leaked(benchmark)
     # A folder holds results of one setting: other settings would mix in one table.
+    settings = benchmark.settings(reward.name) | packed_form(options.memory)
     shard = Shard.of_process()
     if options.against:
         # Now, since the comparison itself comes after hours of judging.
         fix = "name a run on the same data with --against"
-        _check_settings(options.against / "settings.json", benchmark.settings(), only=("benchmark", "data"), fix=fix)
-    settings = {**benchmark.settings(), **packed_form(options.memory)}
+        _check_settings(options.against / "settings.json", settings, only=("benchmark", "data"), fix=fix)
     if (out / "settings.json").is_file():
         _check_settings(out / "settings.json", settings, fix="name another folder with --out")
     else:
@@ -183,11 +175,12 @@ def run(
         # Files that a killed process left unfinished.
         sweep(out)
         # A process judges the images that it generates.
-        dealt = shard.batches(list(benchmark.texts()), size=options.image_batch if options.makes_images else batch)
-        _measure_missing(benchmark, Journal(out / shard.file), list(chain(*dealt)), batch=batch, advance=advance)
+        size = options.image_batch if options.makes_images else benchmark.batch
+        dealt = shard.batches(list(benchmark.texts()), size=size)
+        _measure_missing(benchmark, reward.judge, Journal(out / shard.file), list(chain(*dealt)), advance)
 
     # Tabulate the results of all processes.
-    outcome = _gather(benchmark, out, name=options.subject, trained_on=trained_on, against=options.against)
+    outcome = _gather(benchmark, trained_on, note=f"{reward.note} {UNCALIBRATED}".strip())
     remarks = [*outcome.remarks, UNCALIBRATED]
     # The table as a page and as JSON.
     page = render(
@@ -195,8 +188,9 @@ def run(
         title=benchmark.table.title,
         name=options.subject,
         remarks=remarks,
-        tables=[outcome.table],
-        facts=[(f"{outcome.measured}", "measured"), (f"{outcome.total}", "wanted")],
+        table=outcome.table,
+        measured=outcome.measured,
+        total=outcome.total,
     )
     write_atomic(out / "table.html", page)
     write_json(out / "summary.json", outcome.summary)
@@ -217,7 +211,7 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[s
 
 
 def _measure_missing(
-    benchmark: Benchmark, journal: Journal, keys: Sequence[str], *, batch: int, advance: Progress
+    benchmark: Benchmark[Any], judge: Judge, journal: Journal, keys: Sequence[str], advance: Progress
 ) -> None:
     """Measure the items of `keys` without a judgement, batch by batch.
 
@@ -227,11 +221,9 @@ def _measure_missing(
     row_of = read_results(journal.path.parent)
     missing = [key for key in keys if key not in row_of or "error" in row_of[key]]
     done = 0
-    for batch_keys in in_batches(missing, batch):
-        rows = benchmark.measure(batch_keys)
-        assert [row["key"] for row in rows] == list(batch_keys), "a benchmark must return one row per item, in order"
+    for batch_keys in in_batches(missing, benchmark.batch):
         # One write per batch, so that an interruption loses one batch at most.
-        journal.add(*rows)
+        journal.add(*benchmark.measure(batch_keys, judge))
         done += len(batch_keys)
         advance(done, len(missing))
 
@@ -253,8 +245,9 @@ def read_results(out: Path) -> dict[str, Row]:
     return rows
 
 
-def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path, *, name: str) -> list[Line]:
+def _compared(benchmark: Benchmark[Any], rows: Sequence[Row], against: Path) -> list[Line]:
     """Compare with another run on the items that both have measured: its line, and the paired differences."""
+    name = benchmark.options.subject
     other = read_results(against)
     shared = [row for row in rows if "error" not in other.get(row["key"], {"error": ""})]
     if not shared:
@@ -268,13 +261,12 @@ def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path, *, name:
     ]
 
 
-def _gather(
-    benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str], against: Path | None
-) -> Outcome:
+def _gather(benchmark: Benchmark[Any], trained_on: Mapping[str, str], *, note: str) -> Outcome:
     """Compute the figures from the rows of all processes; each item counts once."""
     # Sort the rows. They are read again, because other processes have measured in the meantime.
+    name, against = benchmark.options.subject, benchmark.options.against
     keys = list(benchmark.texts())
-    row_of = read_results(out)
+    row_of = read_results(benchmark.out)
     good = []
     clean = []
     leaked = {}
@@ -298,12 +290,12 @@ def _gather(
         if leaked and clean:
             lines.append(Line(f"{name}, without its training data", tuple(benchmark.figures(clean))))
         if against:
-            lines += _compared(benchmark, good, against, name=name)
+            lines += _compared(benchmark, good, against)
     # The paper's rows, padded to our columns, unless the data are clearly others in the published form.
     paper, notes = benchmark.paper, [*benchmark.table.notes]
-    if benchmark.data.total < paper.items / 2:
+    if benchmark.total < paper.items / 2:
         notes.append(
-            f"The rows of {paper.source} are left out: these {benchmark.data.total:,} items are not the published "
+            f"The rows of {paper.source} are left out: these {benchmark.total:,} items are not the published "
             f"data, which are {paper.items:,} or more."
         )
     else:
@@ -312,10 +304,11 @@ def _gather(
             lines.append(Line(paper_name, (*figures, *empty), published=True))
 
     return Outcome(
-        folder=out,
+        folder=benchmark.out,
         total=len(keys),
         measured=len(good),
         missing=missing,
         trained_on=leaked,
         table=replace(benchmark.table, lines=tuple(lines), source=paper.source, notes=notes),
+        note=note,
     )

@@ -5,24 +5,40 @@ A measured row of a table has intervals; a row copied from the paper is marked, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
 
-from pacorl.bench.items import Dataset
+from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions
+from pacorl.bench.items import Dataset, ImageCache, Item
 from pacorl.core.ranking import Floats, Indices, Interval
+from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing
+from pacorl.generate.image_sources import image_source
 from pacorl.io.documents import JsonObject, read_object
+from pacorl.io.files import text_digest
+from pacorl.io.terminal import Progress
+from pacorl.judge.judge import Judge
+from pacorl.judge.pairwise import ask_each, errors_of
+from pacorl.records.fields import by_key
+from pacorl.records.prompts import evenly_spread
+from pacorl.report.html import render
+from pacorl.types import Question
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Row = dict[str, Any]
 """Raw result of one item: `key` and the judgements, or `error` with the reason why there are none."""
 Texts = Mapping[str, Sequence[str]]
 """Item in order → its texts and ids."""
 PUBLISHED = Path(__file__).with_name("published.json")
-MARK = "†"
 
 
 class PaperTable(NamedTuple):
@@ -42,37 +58,7 @@ NO_PAPER = PaperTable("", {})
 def paper_table(name: str) -> PaperTable:
     """Read a table of published.json."""
     table = read_object(PUBLISHED)[name]
-    rows = {row: tuple(figures) for row, figures in table["rows"].items()}
-    return PaperTable(table["source"], rows, table["items"])
-
-
-class Benchmark(Protocol):
-    """Items with keys, a measurement per item, figures over many; table and paper belong to the class."""
-
-    # Properties, so that an entry may be a frozen dataclass and its constants need no annotations.
-    @property
-    def table(self) -> Table:
-        """The table, without lines."""
-
-    @property
-    def paper(self) -> PaperTable:
-        """Published rows for comparison, `NO_PAPER` without any."""
-
-    @property
-    def data(self) -> Dataset[Any]:
-        """Items, and the records that were left out."""
-
-    def settings(self) -> Mapping[str, Any]:
-        """Inputs of the results, as JSON: the data, the judge, the questions."""
-
-    def texts(self) -> Texts:
-        """Item in order → its texts and ids, which are looked up in a model's training data."""
-
-    def measure(self, keys: Sequence[str]) -> list[Row]:
-        """Measure one row per item, in order. Raises ValueError if the data of one cannot be used."""
-
-    def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        """Compute the columns from the rows of measured items."""
+    return PaperTable(table["source"], table["rows"], table["items"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +93,13 @@ class Table:
         if any(isinstance(cell, Interval) and cell.low is not None for line in self.lines for cell in line.cells):
             notes.append(f"Intervals are 95 %, bootstrapped over {self.resampled}.")
         if any(line.published for line in self.lines):
-            notes.append(f"{MARK} Published in {self.source}, on its own data; not measured here.")
+            notes.append(f"† Published in {self.source}, on its own data; not measured here.")
         return notes
 
     @property
     def markdown(self) -> str:
         """A heading, a GitHub-flavoured table and its notes."""
-        rows = [["", "source", *self.columns], ["---"] * (2 + len(self.columns))]
-        for line in self.lines:
-            source = f"published {MARK}" if line.published else "measured"
-            rows.append([line.name, source, *self.texts(line)])
-
-        # A bar or a line break in a name would end its cell.
-        lines = []
-        for row in rows:
-            cells = [text.replace("|", "\\|").replace("\n", " ") for text in row]
-            lines.append(f"| {' | '.join(cells)} |")
-        return "\n\n".join([f"## {self.title}", "\n".join(lines), *self.footnotes])
+        return render("benchmark.md", table=self).rstrip()
 
     def texts(self, line: Line) -> list[str]:
         """Printed cells of a line."""
@@ -149,25 +125,190 @@ def cell_text(cell: Interval | float | None) -> str:
     return "–" if isnan(interval.mean) else interval.text()
 
 
+# --- benchmarks ------------------------------------------------------------------------------------------------
+
+
+class Benchmark(ABC, Generic[Item]):
+    """Items of published data, a measurement of each, and figures over many.
+
+    A subclass is an entry of `BENCHMARKS`.
+
+    Example:
+        class PairAccuracy(Benchmark[Pair]):
+            name = "pairs"
+            table = Table("Pairs", ("Accuracy",), resampled="prompts")
+
+            def read(self, source): …                    # the published data
+            def texts(self): …                           # of each item
+            def questions(self, key, images, judge): …   # about an item
+            def score(self, key, p_yes, images): …       # the contents of its row
+            def figures(self, rows): …                   # an interval per column
+    """
+
+    name: ClassVar[str]
+    """Key in `BENCHMARKS`, and in the settings of a run."""
+    table: ClassVar[Table]
+    """The table, without lines."""
+    paper: ClassVar[PaperTable] = NO_PAPER
+    """Published rows for comparison."""
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Further options: of `GENERATOR`, or the benchmark's own."""
+    all_spellings: ClassVar[bool] = False
+    """Whether P(Yes) sums every spelling of Yes and of No."""
+    batch: ClassVar[int] = 16
+    """Items per call of the judge."""
+
+    def __init__(self, source: Path, options: BenchmarkOptions) -> None:
+        """Read the published data, before anything heavy is loaded.
+
+        Raises:
+            ValueError: if they cannot be used, or there are none.
+        """
+        self.options = options
+        self.out = options.out or Path("runs") / "bench" / self.name
+        """Folder of the run."""
+        data = self.read(source)
+        all_items = by_key(data.items, attrgetter("key"), source=data.file)
+        if not all_items:
+            raise ValueError(f"{data.file} holds no records")
+        self.items: Mapping[str, Item] = dict(evenly_spread(list(all_items.items()), options.limit))
+        """The selected items by key, in order."""
+        self.total = len(all_items)
+        """Number of items, whatever the limit."""
+        self.folder = data.file.parent
+        """Folder of the data."""
+        # The content and not the path: results stay valid if the data are moved. All of it: a limit may be raised.
+        # `str` for types that JSON lacks, and 64 bits, enough to distinguish versions.
+        content = json.dumps(list(data.content), sort_keys=True, default=str)
+        self.fingerprint = text_digest(content)[:16]
+
+    @property
+    def images(self) -> Path:
+        """Folder of the images that are asked about."""
+        return self.folder
+
+    def settings(self, judge: str) -> JsonObject:
+        """Inputs of the results, as JSON: the data, the judge by its name, the questions."""
+        return {"benchmark": self.name, "data": self.fingerprint, "judge": judge}
+
+    @abstractmethod
+    def read(self, source: Path) -> Dataset[Item]:
+        """Read and check the data. Raises ValueError naming the file and line of a fault."""
+
+    @abstractmethod
+    def texts(self) -> Texts:
+        """Item in order → its texts and ids, which are looked up in a model's training data."""
+
+    def measure(self, keys: Sequence[str], judge: Judge) -> list[Row]:
+        """Measure one row per item, in order, with all questions in one call of the judge.
+
+        Raises:
+            ValueError: if the data of one cannot be used.
+        """
+        images = ImageCache(self.images)
+        asked = [self.questions(key, images, judge) for key in keys]
+        rows: list[Row] = []
+        for key, answers in zip(keys, ask_each(judge, asked), strict=True):
+            p_yes = {name: verdict.p_yes for name, verdict in answers.items() if verdict.p_yes is not None}
+            # A score of fewer answers would not be comparable.
+            if len(p_yes) < len(answers):
+                rows.append({"key": key, "error": errors_of(answers.values()) or "no answer"})
+            else:
+                rows.append({"key": key} | self.score(key, p_yes, images))
+        return rows
+
+    def questions(self, key: str, images: ImageCache, judge: Judge) -> Mapping[Any, Question]:
+        """Build the questions about an item, under names of any kind."""
+        raise NotImplementedError
+
+    def score(self, key: str, p_yes: Mapping[Any, float], images: ImageCache) -> Row:
+        """Return the contents of an item's row by the answers to its questions."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def figures(self, rows: Sequence[Row]) -> list[Interval]:
+        """Compute the columns from the rows of measured items."""
+
+
+class ImageBenchmark(Benchmark[Item]):
+    """Benchmark of a generator's images, or of finished ones."""
+
+    takes: ClassVar[tuple[str, ...]] = GENERATOR
+    edits: ClassVar[bool]
+    """Whether the generator edits images, or makes sets."""
+    images_in: ClassVar[str] = ""
+    """Subfolder of a run with the measured images."""
+
+    @property
+    def images(self) -> Path:
+        return self.options.images or self.out / self.images_in
+
+    @property
+    def source(self) -> ImageSource:
+        """The generator, without loading it."""
+        options = self.options
+        return image_source(
+            options.model,
+            kind=options.kind,
+            edits=self.edits,
+            adapter=options.adapter,
+            size=options.size,
+            steps=options.steps,
+            memory=options.memory,
+            batch=options.image_batch,
+            seed=options.seed,
+            **options.policy_options,
+        )
+
+    def settings(self, judge: str) -> JsonObject:
+        # What changes the images; of finished ones, their folder.
+        images: JsonObject = {"images": str(self.options.images)}
+        if not self.options.images:
+            images = {**self.source.generator, "seed": self.options.seed}
+        return super().settings(judge) | {"images": images}
+
+    @abstractmethod
+    def jobs(self) -> list[ImageJob]:
+        """List the images to generate."""
+
+    def save_panels(self, job: ImageJob, image: Image) -> None:
+        """Write the panels that are measured, if an image is cut."""
+
+    def generate(self, shard: Shard, progress: Progress) -> None:
+        """Generate a share's images that the run's folder lacks."""
+        generate_missing(
+            self.jobs(), self.out, self.source, shard=shard, save_panels=self.save_panels, progress=progress
+        )
+
+
+# --- figures ---------------------------------------------------------------------------------------------------
+
+
 def macro_means(
-    values_NK: Floats, group_N: Indices, column_N: Indices, drawn: Indices, *, shape: tuple[int, int]
-) -> Floats:
-    """Average values per group and column, then over the groups that have any.
+    values_NK: Floats, groups: Sequence[str], column_N: Indices, *, columns: int
+) -> Callable[[Indices], Floats]:
+    """Prepare averages of values per group and column, and then over the groups that have any.
 
     Args:
         values_NK: K values of each item.
-        group_N: Group of each item, such as its task type.
+        groups: Group of each item, such as its task type.
         column_N: Column of each item, such as its dimension.
-        drawn: Indices of items, with repetition.
-        shape: Number of groups and of columns.
 
     Returns:
-        (K, columns) means; NaN for a column without items.
+        A function of indices of items, with repetition: their (K, columns) means; NaN for a column without items.
     """
-    cell_D = (group_N * shape[1] + column_N)[drawn]
-    size = shape[0] * shape[1]
-    count = np.bincount(cell_D, minlength=size).reshape(shape)
-    sums = [np.bincount(cell_D, value_D, size).reshape(shape) for value_D in values_NK[drawn].T]
-    # A draw may lack a group, and even a column.
-    with np.errstate(invalid="ignore"):
-        return np.asarray((np.array(sums) / np.maximum(count, 1)).sum(1) / (count > 0).sum(0))
+    # Numbers instead of names: an interval computes the means 2,000 times.
+    names, group_N = np.unique(groups, return_inverse=True)
+    shape = (len(names), columns)
+    cell_N = group_N * columns + column_N
+
+    def means(drawn: Indices) -> Floats:
+        cell_D = cell_N[drawn]
+        size = shape[0] * shape[1]
+        count = np.bincount(cell_D, minlength=size).reshape(shape)
+        sums = [np.bincount(cell_D, value_D, size).reshape(shape) for value_D in values_NK[drawn].T]
+        # A draw may lack a group, and even a column.
+        with np.errstate(invalid="ignore"):
+            return np.asarray((np.array(sums) / np.maximum(count, 1)).sum(1) / (count > 0).sum(0))
+
+    return means

@@ -40,18 +40,24 @@ THEME: Criterion = ("theme", "")
 
 
 def ask(judge: Judge, questions: Mapping[Key, Question]) -> dict[Key, Verdict]:
-    """Ask all questions in one call and return each verdict under its question's key.
+    """Ask all questions in one call and return each verdict under its question's key; see `ask_each`."""
+    return ask_each(judge, [questions])[0]
+
+
+def ask_each(judge: Judge, asked: Sequence[Mapping[Key, Question]]) -> list[dict[Key, Verdict]]:
+    """Ask the questions about several items in one call; return each item's verdicts under its questions' keys.
 
     Raises:
         ValueError: if the judge miscounts.
     """
-    in_order = list(questions.values())
+    in_order = [question for questions in asked for question in questions.values()]
     verdicts = judge.verdicts(in_order) if in_order else []
 
     # A judge may be user code, and one verdict too few would shift every later verdict to another question.
     if len(verdicts) != len(in_order):
         raise ValueError(f"the judge returned {len(verdicts)} verdicts for {len(in_order)} questions")
-    return dict(zip(questions, verdicts, strict=True))
+    following = iter(verdicts)
+    return [dict(zip(questions, following, strict=False)) for questions in asked]
 
 
 def ask_pairs(
@@ -127,13 +133,12 @@ def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[E
     """
     from PIL.Image import Resampling
 
-    questions = {}
-    for number, (source, edit, instruction) in enumerate(edits):
+    asked = []
+    for source, edit, instruction in edits:
         pair = (source.resize(edit.size, Resampling.LANCZOS), edit)
-        questions[number, "kept"] = Question(pair, wordings.edit_kept(instruction))
-        questions[number, "followed"] = Question(pair, wordings.edit_followed(instruction))
-    answers = ask(judge, questions)
-    return [EditVerdicts(answers[number, "kept"], answers[number, "followed"]) for number in range(len(edits))]
+        kept = Question(pair, wordings.edit_kept(instruction))
+        asked.append({"kept": kept, "followed": Question(pair, wordings.edit_followed(instruction))})
+    return [EditVerdicts(**verdicts) for verdicts in ask_each(judge, asked)]
 
 
 # --- aggregation -----------------------------------------------------------------------------------------------
