@@ -194,17 +194,15 @@ class PanelMatch(JudgedReward, PanelReward):
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels' texts as parts."""
         # One call for all panels: the judge shares common prefixes and fills its batches.
-        questions = {}
-        for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
-            for number, (panel, text) in enumerate(zip(split(image, prompt.grid), prompt.panels, strict=True)):
-                questions[sample, number] = Question((panel,), wordings.shows_text(text))
-        verdicts: list[dict[tuple[int], Verdict]] = [{} for _ in prompts]
-        for (sample, number), verdict in pairwise.ask(self.judge, questions).items():
-            verdicts[sample][number,] = verdict
+        asked = []
+        for prompt, image in zip(prompts, images, strict=True):
+            panels = zip(split(image, prompt.grid), prompt.panels, strict=True)
+            questions = [Question((panel,), wordings.shows_text(text)) for panel, text in panels]
+            asked.append({(number,): question for number, question in enumerate(questions)})
 
         scored = []
-        for prompt, of_panel in zip(prompts, verdicts, strict=True):
-            p_yes = self.p_yes_of(of_panel)
+        for prompt, verdicts in zip(prompts, pairwise.ask_each(self.judge, asked), strict=True):
+            p_yes = self.p_yes_of(verdicts)
             # The mean of the rest would reward a set for its failed panel.
             present = [probability for probability in p_yes.values() if probability is not None]
             score = sum(present) / len(present) if present and len(present) == len(p_yes) else None
