@@ -18,7 +18,7 @@ from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.tiny.oracle import read_panels
-from pacorl.tiny.world import IDENTITY, PALETTE_WORDS, PLACE_WORDS, SCENES, VALUES, Panel, Split, draw, split_of_hero
+from pacorl.tiny.world import IDENTITY, SCENES, VALUES, Panel, Split, draw, split_of_hero, where_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -68,7 +68,7 @@ def draw_task(hero: Sequence[str], rng: Random, *, elsewhere: float = 0.5) -> He
     # What the references share need not be named.
     text = asked.scene
     if moved or rng.random() < 0.5:
-        text = f"{PLACE_WORDS[asked.place]} {PALETTE_WORDS[asked.palette]}, {text}"
+        text = f"{where_text({'place': asked.place, 'palette': asked.palette})}, {text}"
     return HeroTask(asked, tuple(references), text)
 
 

@@ -23,7 +23,7 @@ from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import check_for
-from pacorl.tiny.words import EDIT_TEXTS, tiny_edit, tiny_panel, tiny_scene
+from pacorl.tiny.words import EDITS, tiny_edit, tiny_panel, tiny_scene
 from pacorl.types import TINY, Prompt
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", refe
     whole = text if model == TINY or theme in text else f"{theme.rstrip('.')}. {text}"
     prompt = Prompt(0, whole, theme=theme, panels=(text,))
     draws_references = spec.sets
-    if model == TINY and references and tiny_edit(text) not in EDIT_TEXTS:
+    if model == TINY and references and tiny_edit(text) not in EDITS:
         prompt = replace(prompt, text=tiny_scene(text))
         draws_references = True
     if draws_references:

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
-from pacorl.tiny.world import LOOKS, PALETTE_WORDS, PLACE_WORDS, SCENE, VALUES, theme_text, write_prompt
+from pacorl.tiny.world import LOOKS, SCENE, VALUES, WHERE, theme_text, where_text, write_prompt
 from pacorl.types import Grid, Prompt
 
+FORMS = {
+    "colour": "Paint the hero {}.",
+    "hat": "Give the hero a {}.",
+    "palette": "Show the scene {}.",
+    "place": "Put the hero {}.",
+    "pose": "Let the hero be {}.",
+    "prop": "Put a {} beside the hero.",
+}
 INSTRUCTIONS: dict[str, dict[str, str]] = {
-    "colour": {value: f"Paint the hero {value}." for value in VALUES["colour"]},
-    "hat": {value: f"Give the hero a {value}." for value in VALUES["hat"]},
-    "palette": {value: f"Show the scene {words}." for value, words in PALETTE_WORDS.items()},
-    "place": {value: f"Put the hero {words}." for value, words in PLACE_WORDS.items()},
-    "pose": {value: f"Let the hero be {value}." for value in VALUES["pose"]},
-    "prop": {value: f"Put a {value} beside the hero." for value in VALUES["prop"]},
+    name: {value: form.format(WHERE.get(name, {}).get(value, value)) for value in VALUES[name]}
+    for name, form in FORMS.items()
 }
 """Attribute → value → the instruction that changes it. A hero of another shape would be another hero."""
-EDIT_TEXTS = tuple(chain.from_iterable(texts.values() for texts in INSTRUCTIONS.values()))
+EDITS = {text: {name: value} for name, texts in INSTRUCTIONS.items() for value, text in texts.items()}
+"""Instruction → the attribute that it changes, with its new value."""
 GRIDS = (Grid(2, 2), Grid(3, 3))
 """The layouts of its training."""
 NEAR = {
@@ -54,16 +58,12 @@ NEAR = {
     "boat": "ship sailboat",
 }
 """Value → other words for it."""
-VALUE_OF: dict[str, str] = {}
-"""Word of a text → value."""
-ATTRIBUTE_OF: dict[str, str] = {}
+ATTRIBUTE_OF = {value: name for name, values in VALUES.items() for value in values}
 """Value → attribute."""
-for _attribute, _values in VALUES.items():
-    for _value in _values:
-        VALUE_OF[_value] = _value
-        ATTRIBUTE_OF[_value] = _attribute
-for _value, _words in NEAR.items():
-    VALUE_OF.update(dict.fromkeys(_words.split(), _value))
+VALUE_OF = {value: value for value in ATTRIBUTE_OF} | {
+    word: value for value, words in NEAR.items() for word in words.split()
+}
+"""Word of a text → value."""
 PASSED_OVER = frozenset(
     "a an and at beside by colored colors colour coloured colours hat he her hero heroes him his image in is it "  # noqa: SIM905
     "its near next of on our panel photo picture same scene set she style the their them there they time to wearing "
@@ -143,15 +143,7 @@ def tiny_scene(text: str) -> str:
         ValueError: if words are unknown, or one of pose and prop is missing.
     """
     (attributes,) = read_texts(Text("the panel", text, tuple(VALUES), required=SCENE))
-    scene = f"{attributes['pose']}, {attributes['prop']}"
-    where = []
-    if "place" in attributes:
-        where.append(PLACE_WORDS[attributes["place"]])
-    if "palette" in attributes:
-        where.append(PALETTE_WORDS[attributes["palette"]])
-    if not where:
-        return scene
-    return f"{' '.join(where)}, {scene}"
+    return ", ".join(filter(None, [where_text(attributes), attributes["pose"], attributes["prop"]]))
 
 
 def check_tiny(prompt: Prompt) -> None:
@@ -173,17 +165,13 @@ def tiny_edit(text: str) -> str:
     def plain(instruction: str) -> str:
         return instruction.strip().removesuffix(".").casefold()
 
-    return next((instruction for instruction in EDIT_TEXTS if plain(instruction) == plain(text)), text)
+    return next((instruction for instruction in EDITS if plain(instruction) == plain(text)), text)
 
 
 def tiny_changed(text: str, instruction: str) -> str:
     """Write a panel's text after an edit: the instruction's value replaces the former one."""
     (attributes,) = read_texts(Text("the panel", text, tuple(VALUES)))
-    for attribute, texts in INSTRUCTIONS.items():
-        for value, known in texts.items():
-            if known == instruction:
-                attributes[attribute] = value
-    return ", ".join(attributes.values())
+    return ", ".join((attributes | EDITS.get(instruction, {})).values())
 
 
 def check_tiny_edit(prompt: Prompt) -> None:
@@ -196,7 +184,7 @@ def check_tiny_edit(prompt: Prompt) -> None:
     if prompt.references:
         tiny_scene(instruction)
         return
-    if instruction not in EDIT_TEXTS:
+    if instruction not in EDITS:
         forms = [next(iter(texts.values())) for texts in INSTRUCTIONS.values()]
         raise ValueError(f"this model knows no change {instruction!r}; write {' or '.join(map(repr, forms))}")
 
@@ -224,17 +212,21 @@ def read_texts(*texts: Text) -> list[dict[str, str]]:
     unknown: list[str] = []
     faults: list[str] = []
     for name, text, allowed, required in texts:
-        values, others = _values_in(text)
-        unknown += others
         attributes: dict[str, str] = {}
-        for value in values:
+        words = WORD.findall(text.lower().replace("top hat", "top-hat"))
+        for word in [word for word in words if word not in PASSED_OVER]:
+            value = VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"))
+            if not value:
+                unknown.append(word)
+                continue
             attribute = ATTRIBUTE_OF[value]
-            if attribute not in allowed:
-                if not (found and found[0].get(attribute) == value):
-                    place = "a panel" if attribute in SCENE else SHARED
-                    faults.append(f"{name} names a {attribute}, {value}, which belongs to {place}")
-            elif attributes.setdefault(attribute, value) != value:
-                faults.append(f"{name} has two values of {attribute}, {attributes[attribute]} and {value}; give one")
+            if attribute in allowed:
+                if attributes.setdefault(attribute, value) != value:
+                    two = f"{attributes[attribute]} and {value}"
+                    faults.append(f"{name} has two values of {attribute}, {two}; give one")
+            elif not found or found[0].get(attribute) != value:
+                place = "a panel" if attribute in SCENE else SHARED
+                faults.append(f"{name} names a {attribute}, {value}, which belongs to {place}")
         found.append(attributes)
         missing = [f"a {attribute}" for attribute in required if attribute not in attributes]
         if missing:
@@ -248,15 +240,3 @@ def read_texts(*texts: Text) -> list[dict[str, str]]:
         vocabulary = "; ".join(f"{name}: {', '.join(words)}" for name, words in VALUES.items() if name in named)
         raise ValueError(f"{'; '.join(faults)}. This model knows {vocabulary}; other words need another model")
     return found
-
-
-def _values_in(text: str) -> tuple[list[str], list[str]]:
-    """Return the values that a text's words name, and its unknown words."""
-    values, unknown = [], []
-    for word in WORD.findall(text.lower().replace("top hat", "top-hat")):
-        value = VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"))
-        if value:
-            values.append(value)
-        elif word not in PASSED_OVER:
-            unknown.append(word)
-    return values, unknown

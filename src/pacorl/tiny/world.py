@@ -39,10 +39,15 @@ LOOKS = (*IDENTITY, "palette")
 SCENE = ("pose", "prop")
 """Attributes that each panel's text names."""
 
-PALETTE_WORDS = {"day": "by day", "night": "at night", "sunset": "at sunset", "candy": "in candy colours"}
-PLACE_WORDS = {"meadow": "in a meadow", "beach": "at the beach", "town": "in town", "mountains": "in the mountains"}
+WHERE = {
+    "place": {"meadow": "in a meadow", "beach": "at the beach", "town": "in town", "mountains": "in the mountains"},
+    "palette": {"day": "by day", "night": "at night", "sunset": "at sunset", "candy": "in candy colours"},
+}
+"""Words of a place, and of a palette."""
 
 Split = Literal["train", "dev", "test"]
+SPLIT_OF: tuple[Split, ...] = ("test", "dev", "train", "train", "train", "train")
+"""Split of a number, by its remainder by six."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,6 @@ class Panel:
     place: str
     pose: str
     prop: str
-
-    def __post_init__(self) -> None:
-        for name, values in VALUES.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(values)}")
 
     @property
     def looks(self) -> tuple[str, ...]:
@@ -78,10 +78,13 @@ def theme_text(place: str, named: Mapping[str, str] = {}) -> str:
     words = ["a", *(named[name] for name in ("colour", "shape") if name in named), "hero"]
     if "hat" in named:
         words.append(f"with a {named['hat']}")
-    words.append(PLACE_WORDS[place])
-    if "palette" in named:
-        words.append(PALETTE_WORDS[named["palette"]])
+    words.append(where_text({**named, "place": place}))
     return " ".join(words)
+
+
+def where_text(attributes: Mapping[str, str]) -> str:
+    """Write the place and the palette, as far as they are named: `in town at night`."""
+    return " ".join([words[attributes[name]] for name, words in WHERE.items() if name in attributes])
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------
@@ -105,24 +108,19 @@ def _artwork() -> dict[tuple[str, ...], NDArray[np.uint8]]:
     """Read every layer as RGBA: (kind, *values) → (TILE, TILE, 4)."""
     with Image.open(ARTWORK) as image:
         pixels = np.asarray(image.convert("RGBA"))
-    tiles = [tile for row in np.vsplit(pixels, len(pixels) // TILE) for tile in np.hsplit(row, row.shape[1] // TILE)]
+    tiles = (tile for row in np.vsplit(pixels, len(pixels) // TILE) for tile in np.hsplit(row, row.shape[1] // TILE))
 
-    keys = []
+    layers = {}
     for kind, names in LAYERS.items():
-        keys += [(kind, *values) for values in itertools.product(*(VALUES[name] for name in names))]
-    return dict(zip(keys, tiles, strict=False))
+        for values in itertools.product(*(VALUES[name] for name in names)):
+            layers[kind, *values] = next(tiles)
+    return layers
 
 
 @cache
 def layer(kind: str, values: tuple[str, ...], size: int) -> NDArray[np.float32]:
-    """Return a layer at a panel's size, colours multiplied by alpha: (size, size, 4) in 0..1.
-
-    Raises:
-        ValueError: if the size does not divide TILE.
-    """
-    step, remainder = divmod(TILE, size)
-    if remainder:
-        raise ValueError(f"a panel of {size} px; a side divides {TILE}, such as 16, 24, 32, 48, 64 or 96")
+    """Return a layer at a panel's size, which divides TILE, colours multiplied by alpha: (size, size, 4) in 0..1."""
+    step = TILE // size
     pixels = _artwork()[kind, *values].astype(np.float32) / np.float32(255)
     pixels[..., :3] *= pixels[..., 3:]
     small: NDArray[np.float32] = pixels.reshape(size, step, size, step, 4).mean((1, 3))
@@ -161,15 +159,13 @@ CRITERIA = {
 def split_of_scenes(place: str, scenes: Sequence[tuple[str, str]]) -> Split:
     """Return the split of a set's scenes, in any order: one of six is for tests, one for development."""
     text = f"{place}: {sorted(scenes)}"
-    return {0: "test", 1: "dev"}.get(zlib.crc32(text.encode()) % 6, "train")  # type: ignore[return-value]
+    return SPLIT_OF[zlib.crc32(text.encode()) % 6]
 
 
 def split_of_hero(colour: str, shape: str, hat: str) -> Split:
     """Return the split of a hero: every split has every colour, shape and hat, and no hero twice."""
-    colour_index, shape_index, hat_index = (
-        VALUES[name].index(value) for name, value in zip(IDENTITY, (colour, shape, hat), strict=True)
-    )
-    return {0: "test", 1: "dev"}.get((colour_index + shape_index + 2 * hat_index) % 6, "train")  # type: ignore[return-value]
+    indices = [VALUES[name].index(value) for name, value in zip(IDENTITY, (colour, shape, hat), strict=True)]
+    return SPLIT_OF[(indices[0] + indices[1] + 2 * indices[2]) % 6]
 
 
 def draw_scenes(split: Split, place: str, count: int, rng: Random) -> list[tuple[str, str]]:
