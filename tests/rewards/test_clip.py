@@ -116,7 +116,7 @@ def test_a_long_text_is_cut_as_the_model_cuts_it(
 
 def test_a_head_that_runs_code_is_refused(tiny_clip: Path, tmp_path: Path) -> None:
     torch.save({"layers.0.weight": tmp_path}, tmp_path / "code.pth")  # a Path is no tensor
-    with pytest.raises(ValueError, match=r"code\.pth is damaged, or holds more"):
+    with pytest.raises(ValueError, match=r"code\.pth is damaged"):
         Aesthetic(str(tiny_clip), head=str(tmp_path / "code.pth")).load()
 
 

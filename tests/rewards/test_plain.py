@@ -66,5 +66,5 @@ def test_its_faults_name_line_and_record(own: Path, sheets: list[Image.Image]) -
     ):
         picky["Picky"].check([Prompt(id=3, text="a")])  # type: ignore[attr-defined]
     batch = [Prompt(id=1, text="long enough"), Prompt(id=2, text="seven")]
-    with pytest.raises(ValueError, match="line 17: ZeroDivisionError on prompts 1, 2"):
+    with pytest.raises(ValueError, match="line 17: ZeroDivisionError on prompt 1, prompt 2"):
         score(picky, batch, sheets[:2])  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ def check_rewards(configs: Sequence[MeasureConfig], *, key: str = "rewards") -> 
 
 def asks_judge(config: MeasureConfig) -> bool:
     """Check whether a reward has an argument `judge`."""
-    return reward_spec(config.name).asks_judge
+    return "judge" in reward_spec(config.name).parameters
 
 
 def build_rewards(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeVar
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 
 from pacorl.core.batches import in_batches
 from pacorl.core.grid import split
-from pacorl.core.set_scores import panel_shares
 from pacorl.io.pretrained import pretrained
+from pacorl.io.terminal import excerpt
 from pacorl.rewards.reward import PanelReward, PanelScores, RewardError, check_panels
 from pacorl.types import Prompt
 
@@ -30,6 +31,8 @@ CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 """The weights that the released code loads through open_clip, as transformers reads them."""
 CLIP_L = "openai/clip-vit-large-patch14"
 AESTHETIC_HEAD = "sac+logos+ava1-l14-linearMSE.pth"
+AESTHETIC_LAYERS = (0, 2, 4, 6, 7)
+"""Numbers of the head's linear layers, which follow each other without activations, as published."""
 AESTHETIC_SOURCE = "https://github.com/christophschuhmann/improved-aesthetic-predictor"
 
 T = TypeVar("T")
@@ -43,26 +46,24 @@ class ClipEncoder:
     checkpoint: str
     device: str
     dtype: Dtype
-    _loaded: tuple[Any, Any, Any] | None = None
 
-    def load(self) -> tuple[Any, Any, Any]:
-        """Load (model, image processor, tokenizer). Raises OSError if the checkpoint is missing."""
-        if self._loaded is None:
-            from transformers import CLIPModel, CLIPTokenizer
-            from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+    @cached_property
+    def parts(self) -> tuple[Any, Any, Any]:
+        """Model, image processor and tokenizer, loaded on first use. Raises OSError if the checkpoint is missing."""
+        from transformers import CLIPModel, CLIPTokenizer
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-            model = pretrained(CLIPModel, self.checkpoint, dtype=getattr(torch, self.dtype))
-            self._loaded = (
-                model.eval().requires_grad_(False).to(self.device),
-                pretrained(CLIPImageProcessorPil, self.checkpoint),
-                pretrained(CLIPTokenizer, self.checkpoint),
-            )
-        return self._loaded
+        model = pretrained(CLIPModel, self.checkpoint, dtype=getattr(torch, self.dtype))
+        return (
+            model.eval().requires_grad_(False).to(self.device),
+            pretrained(CLIPImageProcessorPil, self.checkpoint),
+            pretrained(CLIPTokenizer, self.checkpoint),
+        )
 
     @torch.inference_mode()
     def images(self, images: Sequence[Image]) -> Tensor:
         """Encode images to (B, C) unit vectors."""
-        model, processor, _ = self.load()
+        model, processor, _ = self.parts
 
         def encode(chunk: Sequence[Image]) -> Tensor:
             pixels = processor(images=[image.convert("RGB") for image in chunk], return_tensors="pt").pixel_values
@@ -75,7 +76,7 @@ class ClipEncoder:
     @torch.inference_mode()
     def texts(self, texts: Sequence[str]) -> Tensor:
         """Encode texts, cut at the model's 77 tokens, to (B, C) unit vectors."""
-        model, _, tokenizer = self.load()
+        model, _, tokenizer = self.parts
         length = model.config.text_config.max_position_embeddings
 
         def encode(chunk: Sequence[str]) -> Tensor:
@@ -108,11 +109,11 @@ class ClipReward:
         self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
 
     def load(self) -> object:
-        return self.clip.load()
+        return self.clip.parts
 
     def models(self) -> list[nn.Module]:
         """Return the modules that run on the device."""
-        return [self.clip.load()[0]]
+        return [self.clip.parts[0]]
 
 
 class PanelClipText(ClipReward, PanelReward):
@@ -129,8 +130,7 @@ class PanelClipText(ClipReward, PanelReward):
         scores = []
         for cosine_P in (self.clip.images(panels) * text_PC).sum(1).split(counts):
             cosines = cosine_P.tolist()
-            shares = panel_shares({(panel,): cosine for panel, cosine in enumerate(cosines)}, len(cosines))
-            scores.append(PanelScores(fmean(cosines), shares))
+            scores.append(PanelScores(fmean(cosines), [cosine / len(cosines) for cosine in cosines]))
         return scores
 
 
@@ -150,13 +150,13 @@ class Aesthetic(ClipReward):
     ) -> None:
         super().__init__(checkpoint, dtype, device)
         self.head_path = Path(head)
-        self._head: nn.Module | None = None
+        self._head: list[tuple[Tensor, Tensor]] = []
 
-    def load(self) -> nn.Module:
+    def load(self) -> list[tuple[Tensor, Tensor]]:
         """Its head. Raises RewardError if the file is absent or is no such head."""
-        if self._head is None:
+        if not self._head:
             self._head = load_aesthetic_head(self.head_path)
-            self.clip.load()
+            _ = self.clip.parts
         return self._head
 
     def check(self, prompts: Sequence[Prompt]) -> None: ...
@@ -165,12 +165,14 @@ class Aesthetic(ClipReward):
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         head = self.load()
         panels, counts = _panels(prompts, images)
-        score_P = head(self.clip.images(panels))[:, 0]
-        return [fmean(score.tolist()) for score in score_P.split(counts)]
+        hidden_PC = self.clip.images(panels)
+        for weight, bias in head:
+            hidden_PC = nn.functional.linear(hidden_PC, weight, bias)
+        return [fmean(score.tolist()) for score in hidden_PC[:, 0].split(counts)]
 
 
-def load_aesthetic_head(path: Path) -> nn.Module:
-    """Read a head of any width. Raises RewardError if the file is missing or holds other tensors."""
+def load_aesthetic_head(path: Path) -> list[tuple[Tensor, Tensor]]:
+    """Read the weight and bias of each layer of a head. Raises RewardError if the file is missing or is no head."""
     if not path.is_file():
         raise RewardError(
             f"rewards.aesthetic.args.head: {path} is no file; get {AESTHETIC_HEAD} from {AESTHETIC_SOURCE}"
@@ -178,16 +180,10 @@ def load_aesthetic_head(path: Path) -> nn.Module:
     try:
         # It is a pickle; without `weights_only` it could run code.
         state = torch.load(path, map_location="cpu", weights_only=True)
-        state = {name.removeprefix("layers."): tensor.float() for name, tensor in state.items()}
-        sizes = (state["0.weight"].shape[1], 1024, 128, 64, 16, 1)
-        first, second, third, fourth, last = (nn.Linear(a, b) for a, b in pairwise(sizes))
-        # Linear throughout, as published; the idle dropouts preserve the published layer numbers.
-        head = nn.Sequential(first, nn.Dropout(), second, nn.Dropout(), third, nn.Dropout(), fourth, last).eval()
-        head.load_state_dict(state)
-    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, ValueError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise RewardError(f"{path} is damaged, or holds more or other than the predictor's layers ({reason})") from None
-    return head.requires_grad_(False)
+        layers = [(state[f"layers.{n}.weight"].float(), state[f"layers.{n}.bias"].float()) for n in AESTHETIC_LAYERS]
+    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
+        raise RewardError(f"{path} is damaged, or lacks the predictor's layers ({excerpt(str(error))})") from None
+    return layers
 
 
 def _panels(prompts: Sequence[Prompt], images: Sequence[Image]) -> tuple[list[Image], list[int]]:

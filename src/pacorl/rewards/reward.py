@@ -104,19 +104,18 @@ def panel_scores_of(
     """
     scorer: Any = reward
     has_parts = hasattr(scorer, "panel_scores")
-    results = scorer.panel_scores(prompts, images) if has_parts else scorer(prompts, images)
+    returned = scorer.panel_scores(prompts, images) if has_parts else scorer(prompts, images)
+    results = listed(name, returned, len(prompts), prompts)
+    if not has_parts:
+        results = [PanelScores(score, None) for score in results]
     checked = []
-    for prompt, result in zip(prompts, listed(name, results, len(prompts), prompts), strict=True):
-        if not has_parts:
-            checked.append(PanelScores(_finite(name, result, prompt, masked=masked), None))
-            continue
+    for prompt, result in zip(prompts, results, strict=True):
         # A user's class may return plain numbers here.
         if not isinstance(result, PanelScores):
             raise RewardError(
                 f"reward {name!r} returned {result!r} for {named([prompt])}; panel_scores must return PanelScores"
             )
-        score = _finite(name, result.score, prompt, masked=masked)
-        part_P: list[float | None] | None = None
+        score, part_P = _finite(name, result.score, prompt, masked=masked), None
         if result.part_P is not None:
             raw_parts = listed(name, result.part_P, prompt.grid.count, [prompt], what=("parts", "panels"))
             part_P = [_finite(name, part, prompt, masked=masked) for part in raw_parts]
@@ -203,16 +202,16 @@ def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
 
 
 def named(prompts: Sequence[Prompt]) -> str:
-    """Name records for a message: one with its text, several by ids."""
-    distinct = {prompt.id: prompt for prompt in prompts}
+    """Name records for a message: one with its text, several by their places."""
+    distinct = list({prompt.id: prompt for prompt in prompts}.values())
     if len(distinct) == 1:
-        return f"{prompts[0].place}, {excerpt(prompts[0].text)}"
-    return f"prompts {', '.join(map(str, [*distinct][:8]))}" + (" …" if len(distinct) > 8 else "")
+        return f"{distinct[0].place}, {excerpt(distinct[0].text)}"
+    return places(distinct)
 
 
-def tempered(probability: float, temperature: float) -> float:
-    """σ(logit(p) / temperature)."""
-    if temperature == 1:
+def tempered(probability: float | None, temperature: float) -> float | None:
+    """σ(logit(p) / temperature); None if there is no probability."""
+    if probability is None or temperature == 1:
         return probability  # to the bit, as without a temperature
     # By powers and not by the logit, which is infinite at the 0 and 1 that a sure judge gives.
     yes = probability ** (1 / temperature)

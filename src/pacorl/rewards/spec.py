@@ -25,6 +25,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from pacorl.config.user_files import FAULTS, line_in, users_value
+from pacorl.io.documents import faults_of
 from pacorl.rewards.reward import PanelScores, Reward, RewardError, named
 from pacorl.types import Prompt
 
@@ -46,10 +47,6 @@ class RewardSpec:
     target: Callable[..., Any]
     """The class or function whose annotations are the options' types."""
     parameters: Mapping[str, inspect.Parameter]
-
-    @property
-    def asks_judge(self) -> bool:
-        return "judge" in self.parameters
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -89,11 +86,8 @@ class RewardSpec:
         try:
             checked: dict[str, Any] = TypeAdapter(arguments).validate_python({**args})
         except ValidationError as error:
-            fault = error.errors()[0]
-            key = str(fault["loc"][0])
-            value = f" (got {args[key]!r})" if key in args else ""
-            message = "unknown argument" if fault["type"] == "extra_forbidden" else fault["msg"]
-            raise RewardError(f"{at}.{key}: {message}{value}; it takes {', '.join(options) or 'none'}") from None
+            faults = faults_of(error, unknown=lambda path: f"{path[0]}: unknown argument")
+            raise RewardError(f"{at}.{faults}; it takes {', '.join(options) or 'none'}") from None
         return checked
 
     def build(self, args: Mapping[str, Any], *, judge: Judge | None, device: str | torch.device) -> Reward:

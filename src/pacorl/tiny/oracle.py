@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
+from statistics import mode
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,10 +126,9 @@ def agreement(sets: Sequence[Sequence[Panel | None]]) -> dict[str, tuple[float, 
     Returns:
         Look → (share of equal pairs of panels within sets, share of equal pairs of panels of different sets).
     """
-    measured = {}
-    for name in LOOKS:
-        measured[name] = equal_shares([[getattr(panel, name) for panel in panels if panel] for panels in sets])
-    return measured
+    return {
+        name: equal_shares([[getattr(panel, name) for panel in panels if panel] for panels in sets]) for name in LOOKS
+    }
 
 
 Majority = tuple[str | None, ...]
@@ -140,11 +140,8 @@ def majority(panels: Sequence[Panel | None]) -> Majority:
     valid = [panel.looks for panel in panels if panel]
     if not valid:
         return (None,) * len(LOOKS)
-
-    commonest = []
-    for values in zip(*valid, strict=True):
-        commonest.append(max(sorted(set(values)), key=values.count))
-    return tuple(commonest)
+    # `mode` returns the first of equally common values.
+    return tuple(mode(sorted(values)) for values in zip(*valid, strict=True))
 
 
 def evenness(majorities: Sequence[Majority]) -> float:
