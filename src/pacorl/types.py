@@ -8,7 +8,7 @@ Legend for the letters that end a tensor's name, here and everywhere:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,10 +46,6 @@ class Grid:
     def count(self) -> int:
         """Number of panels."""
         return self.rows * self.cols
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield rows and columns, for `rows, cols = grid`."""
-        return iter((self.rows, self.cols))
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.cols}"
@@ -98,20 +94,16 @@ class Character:
     @property
     def text(self) -> str:
         """Description, with the preserved traits that it lacks."""
-        missing = []
-        for looks in self.keep.values():
-            if looks.lower() not in self.description.lower():
-                missing.append(looks)
+        missing = [looks for looks in self.keep.values() if looks.lower() not in self.description.lower()]
         return ", ".join([self.description.rstrip("."), *missing])
 
     @property
     def criteria(self) -> dict[str, str]:
         """Name → statement about all images, one criterion per preserved trait."""
-        criteria = {}
-        for trait, looks in self.keep.items():
-            statement = f"{self.name.capitalize()} has the same {trait} in all images: {looks}."
-            criteria[f"{self.name}: {trait}"] = statement
-        return criteria
+        return {
+            f"{self.name}: {trait}": f"{self.name.capitalize()} has the same {trait} in all images: {looks}."
+            for trait, looks in self.keep.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def test_each_panel_is_the_image_that_its_prompt_makes_alone(generator: Generato
     for position, (panel, own) in enumerate(zip(made.panels, panel_prompts(prompt, "klein", 4), strict=True)):
         (alone,) = generator.sample(own, seeds=7 * 3 + position, size=SIZE, steps=1)
         assert panel.tobytes() == alone.tobytes()
-    assert (made.prompt, made.recipe.size, made.recipe.separate) == (prompt, SIZE, True)
+    assert (made.prompt, made.recipe["size"], made.recipe["separate"]) == (prompt, str(SIZE), True)
 
 
 def test_every_panel_has_its_own_seed() -> None:

@@ -53,7 +53,7 @@ def prompts() -> list[Prompt]:
 def test_no_two_candidates_of_a_call_share_a_seed(painter: Generator, prompts: list[Prompt]) -> None:
     options = {"count": 2, "best_of": 2, "judge": brightness(), "keep_all": True, "size": SIZE, "steps": 1}
     made = generate_sets(painter, prompts, seed=5, **options)
-    assert sorted(image.recipe.seed for image in made) == list(range(5, 13))
+    assert sorted(image.recipe["seed"] for image in made) == list(range(5, 13))
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
     judge = brightness()
     ranked = generate_sets(painter, prompts, seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS, keep_all=True)
     assert [one.rank for one in ranked] == [1, 2, 3, 1, 2, 3]
-    assert sorted(one.recipe.seed for one in ranked) == list(range(3, 9))
+    assert sorted(one.recipe["seed"] for one in ranked) == list(range(3, 9))
     for prompt, part in zip(prompts, (ranked[:3], ranked[3:]), strict=True):
         own = [score_of(one.image, prompt) for one in part]
         assert max(own) - own[0] < TIE
@@ -104,10 +104,10 @@ def test_the_first_of_tied_candidates_is_kept_and_the_tie_is_named(painter, prom
         return generate_sets(painter, prompts[:1], best_of=3, judge=judge, size=SIZE, steps=1, keep_all=True)
 
     near = ranked_by(0.9971, 0.333, 0.9995)
-    assert [(one.recipe.seed, one.tied) for one in near] == [(0, 2), (2, 2), (1, 1)]
+    assert [(one.recipe["seed"], one.tied) for one in near] == [(0, 2), (2, 2), (1, 1)]
     assert near[0].place == "number 1 of 3, a tie of 2"
     assert [to_dict(one)["tied"] for one in save(near, tmp_path)] == [2, 2, 1]
-    assert [(one.recipe.seed, one.tied) for one in ranked_by(0.9, 0.333, 0.95)] == [(2, 1), (0, 1), (1, 1)]
+    assert [(one.recipe["seed"], one.tied) for one in ranked_by(0.9, 0.333, 0.95)] == [(2, 1), (0, 1), (1, 1)]
 
 
 def test_an_edit_is_ranked_by_all_its_sources(tmp_path):
@@ -134,7 +134,7 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
     )
     (made,) = generate_sets(guided, prompts[:1], seed=4, size=SIZE, steps=STEPS)
     (saved,) = save([made], tmp_path)
-    recipe = png_texts(saved.path)
+    recipe = png_texts(saved.files[0])
     assert {"negative_prompt": "night", "max_sequence_length": "44"}.items() <= recipe.items()
     document = to_dict(saved)
     options = {"guidance_scale": document["guidance_scale"], "true_cfg_scale": float(recipe["true_cfg_scale"])}
@@ -154,6 +154,9 @@ def test_a_short_last_page_keeps_the_size_of_panels_and_goes_on_with_the_seeds()
     other = Generator(FLUX.load(FLUX.options_for("tiny", dtype="float32", max_sequence_length=96)), model="another")
     ranked = {"best_of": 2, "judge": brightness(), "keep_all": True}
     first, last, second, end = generate_storyboard(other, board, size=SIZE, steps=1, seed=3, **ranked)
-    assert [{one.recipe.seed, other.recipe.seed} for one, other in ((first, last), (second, end))] == [{3, 4}, {5, 6}]
+    assert [{one.recipe["seed"], other.recipe["seed"]} for one, other in ((first, last), (second, end))] == [
+        {3, 4},
+        {5, 6},
+    ]
     assert (first.image.size, second.image.size) == ((64, 64), (64, 32))
     assert {panel.size for panel in [*first.panels, *second.panels]} == {(32, 32)}

@@ -6,7 +6,7 @@ import pytest
 from asked import Asked
 from PIL import Image
 
-from pacorl.judge.pairwise import EditVerdicts, ask, ask_edits, ask_pairs, mean_over_dimensions
+from pacorl.judge.pairwise import ask, ask_edits, ask_pairs, edit_score, mean_over_dimensions
 from pacorl.types import Question, Verdict
 
 
@@ -44,10 +44,10 @@ def test_an_edit_s_source_is_shown_at_the_edit_s_size() -> None:
     judge = Asked(p_of)
     first, second = ask_edits(judge, [(shade(10), Image.new("L", (8, 2), 20), "a"), (shade(10), shade(40), "b")])
     assert [question.images[0].size for question in judge.questions] == [(8, 2), (8, 2), (4, 4), (4, 4)]
-    assert first.kept.p_yes == p_of(judge.questions[0])
-    assert second.followed.p_yes == p_of(judge.questions[3])
-    assert second.score() == pytest.approx((p_of(judge.questions[2]) * p_of(judge.questions[3])) ** 0.5)
-    assert EditVerdicts(first.kept, Verdict(None, "asleep")).score() is None
+    assert first["kept"].p_yes == p_of(judge.questions[0])
+    assert second["followed"].p_yes == p_of(judge.questions[3])
+    assert edit_score({"kept": 0.9, "followed": 0.4}) == pytest.approx(0.6)
+    assert edit_score({"kept": 0.9, "followed": None}) is None
 
 
 def test_dimensions_weigh_alike_however_many_criteria_they_have() -> None:

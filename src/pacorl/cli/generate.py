@@ -19,7 +19,7 @@ from pacorl.types import TINY, Size
 
 if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
-    from pacorl.generate.generated_images import GeneratedImage, SavedImage
+    from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
     from pacorl.generate.storyboard import Storyboard
     from pacorl.types import Prompt
@@ -341,18 +341,19 @@ def _deliver(
     made: list[dict[str, Any]] = []
     codes = [0]
     for each in saved:
-        file = each
+        image = each
         verdict: dict[str, Any] = {}
-        if redrawing and file.image.rank == 1:
-            write_atomic(file.path.parent / "tries" / f"{file.path.stem}-before.png", file.path.read_bytes())
-            page = read_page(file.path, redrawing.options, file.image.prompt.characters)
-            after, verdict = redrawing.repaired(page, file.path)
+        if redrawing and image.rank == 1:
+            path = image.files[0]
+            write_atomic(path.parent / "tries" / f"{path.stem}-before.png", path.read_bytes())
+            page = read_page(path, redrawing.options, image.prompt.characters)
+            after, verdict = redrawing.repaired(page, path)
             codes.append(code_of(after))
             # The score was that of the earlier page.
-            file = replace(file, image=replace(file.image, judged=None))
-        made.append(generated_images.to_dict(file) | verdict)
+            image = replace(image, judged=None)
+        made.append(generated_images.to_dict(image) | verdict)
         if not as_json:
-            echo(_line(file, verdict))
+            echo(_line(image, verdict))
 
     notes = list(filter(None, [model.note, reward.note if reward else ""]))
     if as_json:
@@ -363,9 +364,12 @@ def _deliver(
     return max(codes)
 
 
-def _line(saved: SavedImage, check: Mapping[str, Any]) -> str:
-    image = saved.image
-    columns = [str(saved.path), f"size {Size(image.image.height, image.image.width)}", f"seed {image.recipe.seed}"]
+def _line(image: GeneratedImage, check: Mapping[str, Any]) -> str:
+    columns = [
+        str(image.files[0]),
+        f"size {Size(image.image.height, image.image.width)}",
+        f"seed {image.recipe['seed']}",
+    ]
     if image.judged:
         score = image.judged.score
         columns.append(f"no score: {image.judged.error}" if score is None else f"score {score:.4f}")

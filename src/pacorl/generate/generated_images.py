@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +14,11 @@ from pacorl.core.grid import split
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import Matrix
-from pacorl.types import Prompt, Size
+from pacorl.types import Prompt
 
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Settings that, with its prompt, reproduce an image; None if the model ignores a setting.
-
-    Attributes:
-        model: Checkpoint folder or hub name.
-        adapter: Folders, files or hub names with strengths that are not 1, as `--adapter` takes them; empty without
-            one.
-        seed: Seed of the initial noise.
-        size: Size of the image, or of a separate panel.
-        steps: Denoising steps.
-        guidance_scale: `guidance_scale` of the model's pipeline.
-        true_cfg_scale: Scale of classifier-free guidance; 1 disables it.
-        negative_prompt: Negative prompt of classifier-free guidance.
-        max_sequence_length: Maximum number of prompt tokens.
-        version: Version of pacorl.
-        quantize: Quantization of the model's blocks.
-        separate: Whether each panel was generated as an image of its own.
-    """
-
-    model: str
-    adapter: str
-    seed: int
-    size: Size
-    steps: int
-    guidance_scale: float | None
-    true_cfg_scale: float | None
-    negative_prompt: str | None
-    max_sequence_length: int | None
-    version: str
-    quantize: str | None = None
-    separate: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings by name, for JSON."""
-        return asdict(self) | {"size": str(self.size)}
+Recipe = Mapping[str, Any]
+"""Settings that, with its prompt, reproduce an image, by name: those of `Generator.recipe`, the seed of the initial
+noise, and whether each panel was generated as an image of its own (`separate`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +52,7 @@ class GeneratedImage:
         rank: Rank among its candidates, from 1.
         candidates: Number of candidates.
         tied: Number of candidates of this rank, itself included: their scores differ by less than a judge resolves.
+        files: Its file, and those of its panels, once it is saved.
     """
 
     prompt: Prompt
@@ -95,6 +62,7 @@ class GeneratedImage:
     rank: int = 1
     candidates: int = 1
     tied: int = 1
+    files: tuple[Path, ...] = ()
 
     @property
     def panels(self) -> list[Image]:
@@ -110,56 +78,37 @@ class GeneratedImage:
         return rank_text
 
 
-@dataclass(frozen=True, slots=True)
-class SavedImage:
-    """An image and its panels as files.
-
-    Attributes:
-        image: The image, with its recipe.
-        path: File of the image.
-        panels: Files of its panels; empty for a single image.
-    """
-
-    image: GeneratedImage
-    path: Path
-    panels: tuple[Path, ...]
-
-
 def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
     """Return the PNG text chunks of an image, for `io.images.png_texts`.
 
     `panels`, `sources`, `characters` and `references` are JSON lists.
     """
     prompt = image.prompt
-    score = image.judged.score if image.judged else None
-    settings = {}
-    for name, value in image.recipe.to_dict().items():
-        # An empty negative prompt stays: it differs from the model's default.
-        if value is not None and value is not False and (value or name != "adapter"):
-            settings[name] = f"{value:g}" if isinstance(value, float) else str(value)
-    texts: dict[str, str | None] = {
-        "Software": f"pacorl {image.recipe.version}",
-        "prompt": prompt.text,
-        "layout": str(prompt.grid),
-        "theme": prompt.theme or None,
-        "panels": _json_list(prompt.panels) or "[]",
-        "sources": _json_list([path.name for path in prompt.sources]),
-        "characters": _json_list([character.name for character in prompt.characters]),
-        "references": _json_list([path.name for path in prompt.references]),
-        **settings,
-        "score": None if score is None else f"{score:.6f}",
-        "judge": judge if judge and image.judged else None,
+    texts = {"Software": f"pacorl {image.recipe['version']}", "prompt": prompt.text, "layout": str(prompt.grid)}
+    if prompt.theme:
+        texts["theme"] = prompt.theme
+    lists = {
+        "panels": prompt.panels,
+        "sources": [path.name for path in prompt.sources],
+        "characters": [character.name for character in prompt.characters],
+        "references": [path.name for path in prompt.references],
     }
-    return {key: text for key, text in texts.items() if text is not None}
+    for name, names in lists.items():
+        if names or name == "panels":
+            texts[name] = json.dumps(list(names), ensure_ascii=False)
+    for name, value in image.recipe.items():
+        # An empty negative prompt stays: it differs from the model's default.
+        if value is not None and value is not False and (value != "" or name != "adapter"):
+            texts[name] = f"{value:g}" if isinstance(value, float) else str(value)
+    if image.judged:
+        if image.judged.score is not None:
+            texts["score"] = f"{image.judged.score:.6f}"
+        if judge:
+            texts["judge"] = judge
+    return texts
 
 
-def _json_list(texts: Sequence[str]) -> str | None:
-    if not texts:
-        return None
-    return json.dumps(list(texts), ensure_ascii=False)
-
-
-def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "set") -> list[SavedImage]:
+def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "set") -> list[GeneratedImage]:
     """Write each image and the panels of a set.
 
     Names are `STEM-NUMBER[-rank-RANK].png` and `…-panel-P.png`; the same call writes the same bytes. Existing files of
@@ -178,36 +127,32 @@ def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: 
 
         # The image, then its panels with their own texts.
         texts = recipe_texts(image, judge=judge)
-        path = out / f"{name}.png"
-        write_atomic(path, png_bytes(image.image, texts))
-        panel_paths = []
+        files = [out / f"{name}.png"]
+        write_atomic(files[0], png_bytes(image.image, texts))
         for position, panel in enumerate(image.panels if prompt.grid.count > 1 else [], 1):
             panel_texts = {**texts, "place": str(position)}
             if prompt.panels:
                 panel_texts["panel"] = prompt.panels[position - 1]
-            panel_path = out / f"{name}-panel-{position}.png"
-            write_atomic(panel_path, png_bytes(panel, panel_texts))
-            panel_paths.append(panel_path)
-        saved.append(SavedImage(image, path, tuple(panel_paths)))
+            files.append(out / f"{name}-panel-{position}.png")
+            write_atomic(files[-1], png_bytes(panel, panel_texts))
+        saved.append(replace(image, files=tuple(files)))
     return saved
 
 
-def to_dict(saved: SavedImage) -> dict[str, Any]:
-    """Return an image's entry in the JSON of `pacorl generate`."""
-    # The image, its recipe and its score.
-    image = saved.image
-    judged = image.judged
+def to_dict(image: GeneratedImage) -> dict[str, Any]:
+    """Return a saved image's entry in the JSON of `pacorl generate`."""
+    path, *panels = map(str, image.files)
     document: dict[str, Any] = {
-        "file": str(saved.path),
-        "panels": [str(path) for path in saved.panels],
+        "file": path,
+        "panels": panels,
         "prompt": image.prompt.text,
         "layout": str(image.prompt.grid),
-        **image.recipe.to_dict(),
+        **image.recipe,
         "rank": image.rank,
         "candidates": image.candidates,
         "tied": image.tied,
     }
     # Without a judge the keys are absent, rather than null.
-    if judged:
+    if judged := image.judged:
         document |= {"score": judged.score, "pairs": judged.matrix, "parts": judged.parts, "error": judged.error}
     return document

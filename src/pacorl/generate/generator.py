@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pacorl.core.devices import available_device, best_dtype
+from pacorl import __version__
+from pacorl.core.batches import grouped
+from pacorl.core.devices import NONE, available_device, best_dtype
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
@@ -198,6 +200,31 @@ class Generator:
             return self._tiny.size
         return prompt.size or SIZE
 
+    def recipe(self, prompt: Prompt, *, size: AnySize = None, steps: int | None = None) -> dict[str, Any]:
+        """Return the settings that, with the prompt and a seed, reproduce an image; None if the model ignores one.
+
+        These are the checkpoint, the adapters as `--adapter` takes them (empty without one), the size and the steps,
+        the options by the names of the model's pipeline, the version of pacorl and the blocks' quantization.
+        """
+        settings = self.policy.options
+        true_cfg_scale = float(getattr(settings, "true_cfg_scale", 1.0))
+        return {
+            "model": self.model,
+            "adapter": self.adapter,
+            "size": str(self.size_of(prompt, size)),
+            "steps": steps or self.default_steps,
+            "guidance_scale": getattr(settings, "guidance_scale", None),
+            # A scale of 1 changes nothing.
+            "true_cfg_scale": None if true_cfg_scale == 1 else true_cfg_scale,
+            # None without guidance, where the option has no effect.
+            "negative_prompt": settings.negative_text,
+            # Attention reads the padding, so the length affects short prompts too: from 64 to 128 tokens the tiny
+            # generator's pixels change by 8 of 255.
+            "max_sequence_length": getattr(settings, "max_sequence_length", None),
+            "version": __version__,
+            "quantize": None if settings.quantize == NONE else settings.quantize,
+        }
+
     def prompts_of(self, prompts: Prompts) -> list[Prompt]:
         """Convert one or several prompts or strings to a list of prompts, for the tiny generator in its own words.
 
@@ -272,8 +299,7 @@ class Generator:
         # Sample; prompts of one size share batches.
         policy = cast("PipelinePolicy", _StepReporter(self.policy, on_step))
         images: dict[int, Image] = {}
-        for requested in dict.fromkeys(sizes):
-            rows = [row for row, row_size in enumerate(sizes) if row_size == requested]
+        for requested, rows in grouped((size, row) for row, size in enumerate(sizes)).items():
             batch = sample_images(
                 policy,
                 [prompts[row] for row in rows],

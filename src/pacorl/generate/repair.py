@@ -189,33 +189,31 @@ def repair_page(
     Returns:
         The check of the page that was written, and the JSON document.
     """
-    files = []
+
+    def file_of(attempt: Try) -> Path:
+        return page.parent / "tries" / f"{page.stem}-try-{attempt.number}-panel-{attempt.panel + 1}.png"
 
     def keep(attempt: Try) -> None:
-        name = f"{page.stem}-try-{attempt.number}-panel-{attempt.panel + 1}.png"
         # Written at once, so that a stopped repair keeps its tries.
-        files.append(page.parent / "tries" / name)
-        write_atomic(files[-1], png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
+        write_atomic(file_of(attempt), png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
         say(f"{page.name}, panel {attempt.panel + 1}, try {attempt.number}: {attempt.verdict}")
 
     repair = repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=keep)
     # The panels, then the page: a redrawn panel has the recipe of its own drawing.
-    seeds = {}
-    for index, image in enumerate(repair.images):
-        redrawn = repair.replaced.get(index)
-        if redrawn:
-            seeds[index + 1] = redrawn.texts.get("seed")
-        chunks = dict(redrawn.texts if redrawn else panel_texts[index])
-        write_atomic(page.with_name(f"{page.stem}-panel-{index + 1}.png"), png_bytes(image, chunks))
+    replaced = sorted(repair.replaced.items())
+    chunks = dict(enumerate(panel_texts)) | {panel: attempt.texts for panel, attempt in replaced}
+    for panel, image in enumerate(repair.images):
+        write_atomic(page.with_name(f"{page.stem}-panel-{panel + 1}.png"), png_bytes(image, dict(chunks[panel])))
     # Panels of several sizes are joined at the first one's.
     size = repair.images[0].size
     joined = join([image.resize(size) for image in repair.images], parse_layout(texts["layout"]))
+    seeds = {panel + 1: attempt.texts.get("seed") for panel, attempt in replaced}
     write_atomic(page, png_bytes(joined, {**texts, "redrawn": json.dumps(seeds)}))
     document = {
         "passed": repair.after.passed,
         "before": repair.before.to_dict(),
         "after": repair.after.to_dict(),
-        "tries": [each.to_dict() | {"image": str(file)} for each, file in zip(repair.tries, files, strict=True)],
+        "tries": [{**attempt.to_dict(), "image": str(file_of(attempt))} for attempt in repair.tries],
     }
     return repair.after, document
 

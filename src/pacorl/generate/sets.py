@@ -7,21 +7,19 @@ of each source and by the instruction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
-from pacorl import __version__
 from pacorl.core.batches import in_batches
-from pacorl.core.devices import NONE
 from pacorl.core.set_scores import tied_groups, whole_mean
-from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe
+from pacorl.generate.generated_images import GeneratedImage, Judged
 from pacorl.generate.generator import AnySize, Generator, Prompts, Step
 from pacorl.generate.separate import sample_separately
 from pacorl.io.images import open_image
-from pacorl.judge.pairwise import Ask, ask_edits, errors_of, matrix_of
+from pacorl.judge.pairwise import Ask, ask_edits, edit_score, errors_of, matrix_of
 from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reference import Reference
@@ -78,78 +76,55 @@ def generate_sets(
     prompts = generator.prompts_of(prompts)
 
     # One image after another, each with its candidates.
-    options: Any = {"size": size, "steps": steps, "on_step": on_step}
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
         # Consecutive seeds: no candidate of two images has the same.
         first = seed + number * best_of
         seeds = range(first, first + best_of)
+
+        # All candidates in one call: the generator batches them, and encodes their prompt once.
         in_panels = separate and prompt.grid.count > 1
-        ranked = _ranked_candidates(
-            generator, prompt, seeds, judge=plain_judge, ask=ask, options=options, separate=in_panels
-        )
-        images += ranked if keep_all else ranked[:1]
+        if in_panels:
+            made = sample_separately(generator, prompt, seeds, size=size, steps=steps, on_step=on_step)
+        else:
+            made = generator.sample([prompt] * best_of, seeds, size=size, steps=steps, on_step=on_step)
+
+        # Their recipes, which differ by the seed.
+        recipe = generator.recipe(prompt, size=size, steps=steps) | {"separate": in_panels}
+        candidates = []
+        for image, own_seed in zip(made, seeds, strict=True):
+            candidates.append(GeneratedImage(prompt, image, {**recipe, "seed": own_seed}))
+        if plain_judge is not None:
+            with generator.judging():
+                candidates = ranked(plain_judge, candidates, ask=ask)
+        images += candidates if keep_all else candidates[:1]
     return images
 
 
-def _ranked_candidates(
-    generator: Generator,
-    prompt: Prompt,
-    seeds: Sequence[int],
-    *,
-    judge: Judge | None,
-    ask: Ask,
-    options: Mapping[str, Any],
-    separate: bool,
-) -> list[GeneratedImage]:
-    """Generate one image per seed, best first."""
-    # All candidates in one call: the generator batches them, and encodes their prompt once.
-    if separate:
-        candidates = sample_separately(generator, prompt, seeds, **options)
-    else:
-        candidates = generator.sample([prompt] * len(seeds), seeds, **options)
+def ranked(judge: Judge, candidates: Sequence[GeneratedImage], *, ask: Ask = "theme") -> list[GeneratedImage]:
+    """Judge candidates of one prompt, and order them, best first.
 
-    # Their recipes, which differ by the seed.
-    settings = generator.policy.options
-    true_cfg_scale = float(getattr(settings, "true_cfg_scale", 1.0))
-    recipe = Recipe(
-        model=generator.model,
-        adapter=generator.adapter,
-        seed=seeds[0],
-        size=generator.size_of(prompt, options["size"]),
-        steps=options["steps"] or generator.default_steps,
-        guidance_scale=getattr(settings, "guidance_scale", None),
-        # A scale of 1 changes nothing.
-        true_cfg_scale=None if true_cfg_scale == 1 else true_cfg_scale,
-        # None without guidance, where the option has no effect.
-        negative_prompt=settings.negative_text,
-        # Attention reads the padding, so the length affects short prompts too: from 64 to 128 tokens the tiny
-        # generator's pixels change by 8 of 255.
-        max_sequence_length=getattr(settings, "max_sequence_length", None),
-        version=__version__,
-        quantize=None if settings.quantize == NONE else settings.quantize,
-        separate=separate,
-    )
-    recipes = [replace(recipe, seed=seed) for seed in seeds]
-    # Without a judge there is one candidate.
-    if judge is None:
-        return [GeneratedImage(prompt, candidates[0], recipes[0])]
-
-    # Judge all candidates at once, so that the judge shares their prefix.
-    with generator.judging():
-        if prompt.sources:
-            judged = judge_edits(judge, prompt, candidates)
-        else:
-            judged = judge_sets(judge, prompt, candidates, ask=ask)
+    Raises RuntimeError if the judge gives no verdict.
+    """
+    # All candidates at once, so that the judge shares their prefix.
+    prompt, images = candidates[0].prompt, [candidate.image for candidate in candidates]
+    judged = judge_edits(judge, prompt, images) if prompt.sources else judge_sets(judge, prompt, images, ask=ask)
 
     # Tied candidates get different ranks, in the order of their seeds.
-    ranked: list[GeneratedImage] = []
+    in_order: list[GeneratedImage] = []
     for group in best_first(judged):
-        for i in group:
-            position = {"rank": len(ranked) + 1, "candidates": len(seeds), "tied": len(group)}
-            ranked.append(GeneratedImage(prompt, candidates[i], recipes[i], judged[i], **position))
-    return ranked
+        for index in group:
+            in_order.append(
+                replace(
+                    candidates[index],
+                    judged=judged[index],
+                    rank=len(in_order) + 1,
+                    candidates=len(candidates),
+                    tied=len(group),
+                )
+            )
+    return in_order
 
 
 # --- candidates by a judge -------------------------------------------------------------------------------------
@@ -194,14 +169,14 @@ def judge_edits(judge: Judge, prompt: Prompt, images: Sequence[Image]) -> list[J
     judged = []
     for answers in in_batches(ask_edits(judge, edits), len(sources)):
         parts: dict[str, float | None] = {}
-        verdicts = []
-        for number, answer in enumerate(answers, 1):
+        scores = []
+        for number, verdicts in enumerate(answers, 1):
+            p_yes = {name: verdict.p_yes for name, verdict in verdicts.items()}
+            scores.append(edit_score(p_yes))
             of_source = f" of source {number}" if len(sources) > 1 else ""
-            parts[f"kept{of_source}"] = answer.kept.p_yes
-            parts[f"followed{of_source}"] = answer.followed.p_yes
-            verdicts += [answer.kept, answer.followed]
-        score = whole_mean([answer.score() for answer in answers])
-        judged.append(Judged(score, parts=parts, error=errors_of(verdicts)))
+            parts |= {f"{name}{of_source}": value for name, value in p_yes.items()}
+        error = errors_of(verdict for verdicts in answers for verdict in verdicts.values())
+        judged.append(Judged(whole_mean(scores), parts=parts, error=error))
     return judged
 
 

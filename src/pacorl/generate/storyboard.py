@@ -261,18 +261,20 @@ def generate_storyboard(
     from pacorl.generate.sets import generate_sets
 
     # Check every page and its size before generating the first; panels keep their size on a shorter page.
-    sized: list[tuple[Prompt, Size]] = []
-    for prompt in pages(board, generator.model, max_references=generator.policy.max_references, separate=separate):
+    prompts = pages(board, generator.model, max_references=generator.policy.max_references, separate=separate)
+    sizes = []
+    for prompt in prompts:
         page = generator.size_of(prompt, size)
         if not separate:
             rows = page.height // board.layout.rows * prompt.grid.rows
             page = Size(rows, page.width // board.layout.cols * prompt.grid.cols)
         generator.check([prompt], page)
-        sized.append((prompt, page))
+        sizes.append(page)
 
     images: list[GeneratedImage] = []
-    common: dict[str, Any] = {"count": count, "best_of": best_of, "separate": separate, **options}
-    for number, (prompt, page) in enumerate(sized):
+    options |= {"count": count, "best_of": best_of, "separate": separate}
+    for prompt, page in zip(prompts, sizes, strict=True):
+        images += generate_sets(generator, prompt, seed=seed, size=page, **options)
         # Each page continues the seeds of the page before.
-        images += generate_sets(generator, [prompt], seed=seed + number * count * best_of, size=page, **common)
+        seed += count * best_of
     return images

@@ -10,7 +10,6 @@ order also decides the batches, and so the last bits of an answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
 from statistics import fmean
@@ -110,24 +109,8 @@ def by_criterion(criteria: SetCriteria, wording: Callable[[str], str]) -> dict[C
 # --- edits -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EditVerdicts:
-    """Both verdicts about an edit."""
-
-    kept: Verdict
-    """Whether everything outside the instruction is unchanged."""
-    followed: Verdict
-    """Whether the instruction was carried out."""
-
-    def score(self, scale: Callable[[float], float] = lambda p_yes: p_yes) -> float | None:
-        """Return √(kept · followed), EditReward-Bench's overall score, each scaled first; None if one is missing."""
-        if self.kept.p_yes is None or self.followed.p_yes is None:
-            return None
-        return sqrt(scale(self.kept.p_yes) * scale(self.followed.p_yes))
-
-
-def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[EditVerdicts]:
-    """Ask both questions about each (source, edit, instruction).
+def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[dict[str, Verdict]]:
+    """Ask whether each (source, edit, instruction) `kept` all else, and `followed` the instruction.
 
     The source is resized to its edit's size, so that resizing alone is no difference.
     """
@@ -136,9 +119,17 @@ def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[E
     asked = []
     for source, edit, instruction in edits:
         pair = (source.resize(edit.size, Resampling.LANCZOS), edit)
-        kept = Question(pair, wordings.edit_kept(instruction))
-        asked.append({"kept": kept, "followed": Question(pair, wordings.edit_followed(instruction))})
-    return [EditVerdicts(**verdicts) for verdicts in ask_each(judge, asked)]
+        kept, followed = wordings.edit_kept(instruction), wordings.edit_followed(instruction)
+        asked.append({"kept": Question(pair, kept), "followed": Question(pair, followed)})
+    return ask_each(judge, asked)
+
+
+def edit_score(p_yes: Mapping[str, float | None]) -> float | None:
+    """Return √(kept · followed), EditReward-Bench's overall score; None if one is missing."""
+    kept, followed = p_yes["kept"], p_yes["followed"]
+    if kept is None or followed is None:
+        return None
+    return sqrt(kept * followed)
 
 
 # --- aggregation -----------------------------------------------------------------------------------------------

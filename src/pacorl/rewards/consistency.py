@@ -45,10 +45,7 @@ class JudgedReward:
     def p_yes_of(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, float | None]:
         """P(Yes) of each question under the temperature; None if it is missing, for the reason in `last_error`."""
         self.last_error = next((answer.error for answer in verdicts.values() if answer.p_yes is None), self.last_error)
-        p_yes: dict[Key, float | None] = {}
-        for key, verdict in verdicts.items():
-            p_yes[key] = None if verdict.p_yes is None else tempered(verdict.p_yes, self.temperature)
-        return p_yes
+        return {key: tempered(verdict.p_yes, self.temperature) for key, verdict in verdicts.items()}
 
 
 class Consistency(JudgedReward, PanelReward):
@@ -197,16 +194,16 @@ class PanelMatch(JudgedReward, PanelReward):
         asked = []
         for prompt, image in zip(prompts, images, strict=True):
             panels = zip(split(image, prompt.grid), prompt.panels, strict=True)
-            questions = [Question((panel,), wordings.shows_text(text)) for panel, text in panels]
-            asked.append({(number,): question for number, question in enumerate(questions)})
+            asked.append(dict(enumerate(Question((panel,), wordings.shows_text(text)) for panel, text in panels)))
 
         scored = []
-        for prompt, verdicts in zip(prompts, pairwise.ask_each(self.judge, asked), strict=True):
-            p_yes = self.p_yes_of(verdicts)
+        for verdicts in pairwise.ask_each(self.judge, asked):
+            p_yes = [*self.p_yes_of(verdicts).values()]
             # The mean of the rest would reward a set for its failed panel.
-            present = [probability for probability in p_yes.values() if probability is not None]
+            present = [probability for probability in p_yes if probability is not None]
             score = sum(present) / len(present) if present and len(present) == len(p_yes) else None
-            scored.append(PanelScores(score, panel_shares(p_yes, prompt.grid.count)))
+            shares = [None if probability is None else probability / len(p_yes) for probability in p_yes]
+            scored.append(PanelScores(score, shares))
         return scored
 
 
@@ -231,6 +228,4 @@ class EditConsistency(JudgedReward):
         for prompt, image in zip(prompts, images, strict=True):
             edits.append((open_image(prompt.sources[0]), image, prompt.text))
         answers = pairwise.ask_edits(self.judge, edits)
-        for edit in answers:
-            self.p_yes_of({"kept": edit.kept, "followed": edit.followed})  # for the reason of a missing one
-        return [edit.score(lambda p_yes: tempered(p_yes, self.temperature)) for edit in answers]
+        return [pairwise.edit_score(self.p_yes_of(verdicts)) for verdicts in answers]
