@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from dataset_folder import draw_unreliably
 
+from pacorl.config.options import GeneratorOptions
 from pacorl.core.grid import split
 from pacorl.dataset.folder import PromptRecord, read_instances, read_prompts
 from pacorl.dataset.grids import generate, instances_of, pair, panel_path
@@ -60,21 +61,21 @@ def test_generates_everything_once_with_seeds_and_recipes_that_stay_to_the_byte(
 
 
 def test_a_recipe_has_every_option_that_changes_the_images(folder):
-    tiny = image_source("tiny", size=Size(64, 64), steps=6)
-    assert tiny.generator == {
+    def recipe(model: str, *, memory: str = "normal", **options) -> dict:
+        return dict(image_source(GeneratorOptions(model=model, **options), memory=memory).generator)
+
+    assert recipe("tiny", size=Size(64, 64), steps=6) == {
         "checkpoint": "tiny", "steps": 6, "guidance_scale": 3.5, "max_sequence_length": 48,
         "dtype": "float32", "size": "64x64",
     }  # fmt: skip
-    assert image_source("some/flux").generator["max_sequence_length"] == 512
-    loras = [
-        image_source("tiny", adapter=name).generator.get("adapter") for name in ("none", "consistent", "collapsed")
-    ]
+    assert recipe("some/flux")["max_sequence_length"] == 512
+    loras = [recipe("tiny", adapter=name).get("adapter") for name in ("none", "consistent", "collapsed")]
     assert loras[0] is None
     assert len(set(loras)) == 3
-    guided = image_source("some/flux", true_cfg_scale=2.0, negative_prompt=None).generator
+    guided = recipe("some/flux", options=["true_cfg_scale=2.0", "negative_prompt=null"])
     assert guided["true_cfg_scale"] == 2.0, "every option that changes the images belongs to the recipe"
     assert "negative_prompt" not in guided
-    packed = [image_source("tiny", memory=memory).generator.get("quantize") for memory in ("normal", "low", "lowest")]
+    packed = [recipe("tiny", memory=memory).get("quantize") for memory in ("normal", "low", "lowest")]
     assert packed == [None, "int8", "int8"], "streaming changes no bit"
 
 

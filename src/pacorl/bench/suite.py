@@ -247,18 +247,7 @@ class ImageBenchmark(Benchmark[Item]):
     def source(self) -> ImageSource:
         """The generator, without loading it."""
         options = self.options
-        return image_source(
-            options.model,
-            kind=options.kind,
-            edits=self.edits,
-            adapter=options.adapter,
-            size=options.size,
-            steps=options.steps,
-            memory=options.memory,
-            batch=options.image_batch,
-            seed=options.seed,
-            **options.policy_options,
-        )
+        return image_source(options, edits=self.edits, memory=options.memory, batch=options.image_batch)
 
     def settings(self, judge: str) -> JsonObject:
         # What changes the images; of finished ones, their folder.

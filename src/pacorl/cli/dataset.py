@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,10 +150,8 @@ def generate(
     from pacorl.generate.image_sources import image_source
     from pacorl.models.policies import POLICIES
 
-    # None is the checkpoint's own default.
-    options = vars(generator) | generator.policy_options
-    del options["options"]
-    source = image_source(options.pop("model") or POLICIES.default_options().checkpoint, **options)
+    model = generator.model or POLICIES.default_options().checkpoint
+    source = image_source(replace(generator, model=model), memory=generator.memory, batch=generator.batch)
     shard = Shard.of_process()
     run("generating", module.generate, folder, source, grids=grids, shard=shard, then=following("pair", folder))
 
