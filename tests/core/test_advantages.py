@@ -34,10 +34,9 @@ def advantages(
 
 
 def tamed_sum(score_RB: Tensor, weights: list[float], threshold: float) -> list[float]:
-    scores = Scores(
-        score_RB, torch.ones(score_RB.shape[1], dtype=torch.bool), torch.zeros(2), score_RB.new_tensor(weights)
-    )
-    return log_tamed(scores, LogTamed(threshold=threshold)).tolist()
+    count = score_RB.shape[1]
+    scores = Scores(score_RB, torch.ones(count, dtype=torch.bool), torch.zeros(count), score_RB.new_tensor(weights))
+    return log_tamed(scores, LogTamed(threshold=threshold)).score_B.tolist()
 
 
 def test_log_tame_off_its_domain_keeps_the_order() -> None:

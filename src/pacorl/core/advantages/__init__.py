@@ -9,8 +9,8 @@ options, its function and its `AggregateSpec` in a file here, and one line of `A
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,16 +83,24 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
+class Combined:
+    """Output of an aggregate."""
+
+    score_B: Tensor
+    """One score per sample."""
+    slope_RB: Tensor
+    """Slopes of the unweighted score by each reward, equal within a group."""
+    metrics_R: Mapping[str, Tensor] = field(default_factory=dict)
+    """Metrics of each reward by their names."""
+
+
+@dataclass(frozen=True, slots=True)
 class AggregateSpec:
     """An aggregate: the value of `advantages.aggregate`."""
 
     options: type[AggregateOptions]
-    combine: Callable[[Scores, Any], Tensor]
-    """Function of all scores and the options to one score per sample, (B,)."""
-    slope: Callable[[Scores, Any], Tensor]
-    """Function of all scores and the options to (R, B) slopes of `combine` by each reward, equal within a group."""
-    stats: Callable[[Scores, Sequence[str], Any], dict[str, float]] = lambda scores, names, options: {}
-    """Function of the scores, the rewards' names and the options to metrics; called if any sample is valid."""
+    combine: Callable[[Scores, Any], Combined]
+    """Function of all scores and the options."""
 
 
 AGGREGATES: Table[AggregateSpec] = Table(
@@ -122,18 +130,19 @@ def advantages(table: RewardTable, options: AggregateOptions, *, weights: Sequen
     score_RB = table.score_RB.double().nan_to_num()
     # fp64 throughout: differences within a group may be below fp32's resolution.
     scores = Scores(score_RB, valid_B, table.group_B, weight_R=score_RB.new_tensor(weights))
-    combined_B = spec.combine(scores, options)
+    combined = spec.combine(scores, options)
+    combined_B = combined.score_B
     divisor_B = group_divisor(combined_B, valid_B, table.group_B, std=options.std, floor=options.floor)
     value_B = group_centred(combined_B, valid_B, table.group_B) / divisor_B
     value_BP = None
     if options.panel_share and table.part_RBP is not None:
-        value_BP = panel_advantages(table, scores, combined_B, options, set_divisor_B=divisor_B)
-    stats = _stats(table, valid_B, combined_B) | (spec.stats(scores, table.names, options) if valid_B.any() else {})
+        value_BP = panel_advantages(table, scores, combined, options, set_divisor_B=divisor_B)
+    stats = _stats(table, valid_B, combined)
     return Advantages(value_B.clamp(-options.clip, options.clip), valid_B, stats, value_BP)
 
 
 def panel_advantages(
-    table: RewardTable, scores: Scores, combined_B: Tensor, options: AggregateOptions, *, set_divisor_B: Tensor
+    table: RewardTable, scores: Scores, combined: Combined, options: AggregateOptions, *, set_divisor_B: Tensor
 ) -> Tensor:
     """Compute the advantage of each panel from the parts of the scores that contain it.
 
@@ -149,7 +158,8 @@ def panel_advantages(
     """
     # 1. Score of each panel.
     assert table.part_RBP is not None
-    weight_RB = scores.weight_R[:, None] * AGGREGATES[options.aggregate].slope(scores, options)
+    combined_B = combined.score_B
+    weight_RB = scores.weight_R[:, None] * combined.slope_RB
     part_BP = (weight_RB[:, :, None] * table.part_RBP.nan_to_num()).sum(0)
     score_BP = combined_B[:, None] + options.panel_share * (part_BP - combined_B[:, None])
     valid_BP = scores.valid_B[:, None] & table.part_RBP.isfinite().all(0)
@@ -166,7 +176,7 @@ def panel_advantages(
     return value_BP.clamp(-options.clip, options.clip)
 
 
-def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str, float]:
+def _stats(table: RewardTable, valid_B: Tensor, combined: Combined) -> dict[str, float]:
     # Shares over the whole table, so that they exist even if no sample is used.
     stats = {
         "samples/used": float(valid_B.double().mean()),
@@ -186,11 +196,13 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
             f"reward/{name}/cv": float(spread),
             f"reward/{name}/zero_std_groups": float((deviation(score_B) < ZERO_STD).double().mean()),
         }
-    stats["advantage/zero_std_groups"] = float((deviation(combined_B[valid_B]) < ZERO_STD).double().mean())
+    stats["advantage/zero_std_groups"] = float((deviation(combined.score_B[valid_B]) < ZERO_STD).double().mean())
     # The ratio that the paper plots, of its two rewards: the first by the second.
     means = scores.mean(1).tolist()
     if len(means) > 1 and means[1]:
         stats["reward/ratio"] = means[0] / means[1]
+    for metric, values_R in combined.metrics_R.items():
+        stats |= {f"reward/{name}/{metric}": float(value) for name, value in zip(table.names, values_R, strict=True)}
     return stats
 
 

@@ -6,9 +6,8 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from pacorl.core.advantages import AggregateOptions, AggregateSpec, Scores, group_centred, group_divisor
+from pacorl.core.advantages import AggregateOptions, AggregateSpec, Combined, Scores, group_centred, group_divisor
 
 
 class Gdpo(AggregateOptions):
@@ -20,23 +19,13 @@ class Gdpo(AggregateOptions):
     std: ClassVar[Literal["group", "global"]] = "global"  # type: ignore[misc]
 
 
-def gdpo(scores: Scores, options: Gdpo) -> Tensor:
+def gdpo(scores: Scores, options: Gdpo) -> Combined:
     """Normalise each reward within its group before the sum, so that its scale has no effect (GDPO)."""
-    normal_RB = []
-    for score_B, divisor_B in zip(scores.score_RB, divisors(scores, options), strict=True):
-        normal_RB.append(group_centred(score_B, scores.valid_B, scores.group_B) / divisor_B)
-    return scores.weight_R @ torch.stack(normal_RB)
+    valid_B, group_B = scores.valid_B, scores.group_B
+    centred_RB = torch.stack([group_centred(score_B, valid_B, group_B) for score_B in scores.score_RB])
+    divide = partial(group_divisor, valid_B=valid_B, group_B=group_B, std="group", floor=options.floor)
+    divisor_RB = torch.stack([divide(score_B) for score_B in scores.score_RB])
+    return Combined(scores.weight_R @ (centred_RB / divisor_RB), slope_RB=1 / divisor_RB)
 
 
-def slope(scores: Scores, options: Gdpo) -> Tensor:
-    """(R, B) slopes: 1 over the standard deviation of each reward in its group."""
-    return 1 / torch.stack(divisors(scores, options))
-
-
-def divisors(scores: Scores, options: Gdpo) -> list[Tensor]:
-    """Compute the (B,) standard deviation of each reward in its group."""
-    divide = partial(group_divisor, valid_B=scores.valid_B, group_B=scores.group_B, std="group", floor=options.floor)
-    return [divide(score_B) for score_B in scores.score_RB]
-
-
-GDPO = AggregateSpec(Gdpo, gdpo, slope)
+GDPO = AggregateSpec(Gdpo, gdpo)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from pacorl.core.advantages import AggregateSpec, GroupedOptions, Scores, coefficient_of_variation, group_mean
+from pacorl.core.advantages import AggregateSpec, Combined, GroupedOptions, Scores, coefficient_of_variation, group_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,19 +20,20 @@ class LogTamed(GroupedOptions):
     """δ of Eq. 4: rewards whose std/mean exceeds it are passed through log(1+R)."""
 
 
-def log_tamed(scores: Scores, options: LogTamed) -> Tensor:
-    """R̄^k = log(1 + R^k) if h^k > δ, else R^k; then the weighted sum (arXiv 2512.04784, Eq. 3 and 4)."""
+def log_tamed(scores: Scores, options: LogTamed) -> Combined:
+    """R̄^k = log(1 + R^k) if h^k > δ, else R^k; then the weighted sum (arXiv 2512.04784, Eq. 3 and 4).
+
+    The slope of a tamed R̄^k is taken at the group's mean score: 1/(1 + |mean R^k|).
+    """
     tamed_R = is_tamed(scores.score_RB[:, scores.valid_B], options.threshold)
     # The paper's rewards are never negative; the sign keeps the order of negative rewards.
     log_RB = scores.score_RB.sign() * scores.score_RB.abs().log1p()
-    return scores.weight_R @ log_RB.where(tamed_R[:, None], scores.score_RB)
-
-
-def slope(scores: Scores, options: LogTamed) -> Tensor:
-    """(R, B) slopes of R̄^k at the group's mean score: 1/(1 + |mean R^k|) if the reward is tamed, else 1."""
-    tamed_R = is_tamed(scores.score_RB[:, scores.valid_B], options.threshold)
     mean_RB = torch.stack([group_mean(score_B, scores.valid_B, scores.group_B) for score_B in scores.score_RB])
-    return (1 / (1 + mean_RB.abs())).where(tamed_R[:, None], 1.0)
+    return Combined(
+        scores.weight_R @ log_RB.where(tamed_R[:, None], scores.score_RB),
+        slope_RB=(1 / (1 + mean_RB.abs())).where(tamed_R[:, None], 1.0),
+        metrics_R={"tamed": tamed_R},
+    )
 
 
 def is_tamed(score_RB: Tensor, threshold: float) -> Tensor:
@@ -41,10 +41,4 @@ def is_tamed(score_RB: Tensor, threshold: float) -> Tensor:
     return coefficient_of_variation(score_RB) > threshold
 
 
-def tamed_rewards(scores: Scores, names: Sequence[str], options: LogTamed) -> dict[str, float]:
-    """Log which rewards were tamed."""
-    tamed_R = is_tamed(scores.score_RB[:, scores.valid_B], options.threshold)
-    return {f"reward/{name}/tamed": float(tamed) for name, tamed in zip(names, tamed_R, strict=True)}
-
-
-LOG_TAMED = AggregateSpec(LogTamed, log_tamed, slope, stats=tamed_rewards)
+LOG_TAMED = AggregateSpec(LogTamed, log_tamed)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import torch
-
-from pacorl.core.advantages import AggregateSpec, GroupedOptions, Scores
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from pacorl.core.advantages import AggregateSpec, Combined, GroupedOptions, Scores
 
 
 class WeightedSum(GroupedOptions):
@@ -18,9 +13,9 @@ class WeightedSum(GroupedOptions):
     aggregate: Literal["weighted_sum"] = "weighted_sum"
 
 
-def weighted_sum(scores: Scores, options: WeightedSum) -> Tensor:
+def weighted_sum(scores: Scores, options: WeightedSum) -> Combined:
     """r̂ = Σ_k w_k·R^k (arXiv 2512.04784, Eq. 2, left)."""
-    return scores.weight_R @ scores.score_RB
+    return Combined(scores.weight_R @ scores.score_RB, slope_RB=scores.score_RB.new_ones(scores.score_RB.shape))
 
 
-WEIGHTED_SUM = AggregateSpec(WeightedSum, weighted_sum, slope=lambda scores, options: torch.ones_like(scores.score_RB))
+WEIGHTED_SUM = AggregateSpec(WeightedSum, weighted_sum)
