@@ -100,10 +100,14 @@ class Bench:
         """The run's sampler of one group."""
         return self.config.sampling.sampler(0, group_size=batch, seed=0, spec=OBJECTIVES[self.config.objective.name])
 
+    def draw(self, batch: int) -> rollout.Draw:
+        """Parameters of a batch of training samples."""
+        sampler = self.sampler(batch)
+        return rollout.Draw(self.policy, sampler, self.cache, seed=0, epoch=0, batch=batch, as_trained=self.compiled)
+
     def collect(self, batch: int) -> Samples:
         """Draw a batch of training samples."""
-        sampler, samples = self.sampler(batch), Samples()
-        draw = rollout.Draw(self.policy, sampler, self.cache, seed=0, epoch=0, batch=batch, as_trained=self.compiled)
+        draw, samples = self.draw(batch), Samples()
         list(rollout.draw_samples(draw, [[rows.Row(PROMPT, number) for number in range(batch)]], samples))
         return samples
 
@@ -119,8 +123,8 @@ class Bench:
     def train(self, samples: Samples) -> float:
         """Take one optimizer step, and return the importance ratio's deviation from 1 before it; a run's first is 0."""
         batch = len(samples.rollouts[0].row_B)
-        loss = update.PolicyLoss(self.policy, self.sampler(batch), self.cache, self.config.objective)
+        loss = update.PolicyLoss(self.draw(batch), self.config.objective)
         advantages = Advantages(torch.linspace(-1, 1, batch), torch.ones(batch, dtype=torch.bool), {})
-        metrics = update.update_policy(loss, samples, advantages, runtime=self.runtime, draw=(0,))
+        metrics = update.update_policy(loss, samples, advantages, runtime=self.runtime)
         self.runtime.step(self.optimizer, self.trained, max_norm=self.config.optimizer.max_grad_norm)
         return max(value for name, value in metrics.items() if name.startswith(RATIO_DEVIATION))

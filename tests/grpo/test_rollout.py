@@ -48,9 +48,13 @@ def policy() -> FluxPolicy:
     return policy
 
 
-def drawn(policy, rows, *, sampler=SAMPLER, cache=None, seed=1, epoch=0, batch=4):  # type: ignore[no-untyped-def]
+def draw_of(policy, *, sampler=SAMPLER, cache=None, seed=1, epoch=0, batch=4):  # type: ignore[no-untyped-def]
+    return Draw(policy, sampler, cache or ConditioningCache(policy), seed, epoch, batch)
+
+
+def drawn(policy, rows, **options):  # type: ignore[no-untyped-def]
     """The samples of some rows."""
-    return collect(Draw(policy, sampler, cache or ConditioningCache(policy), seed, epoch, batch), rows)
+    return collect(draw_of(policy, **options), rows)
 
 
 def finals(samples: Samples) -> torch.Tensor:
@@ -150,12 +154,12 @@ def test_each_distinct_latent_passes_once(
     tree, sde_steps, batch, forwards = case
     counting = Counting(policy, monkeypatch)
     sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=sde_steps, tree=tree)
-    cache = ConditioningCache(policy)
-    samples = drawn(policy, [Row(PROMPTS[0], number) for number in range(4)], sampler=sampler, cache=cache, batch=batch)
+    draw = draw_of(policy, sampler=sampler, batch=batch)
+    samples = collect(draw, [Row(PROMPTS[0], number) for number in range(4)])
     assert counting.rows == forwards
     counting.rows.clear()
-    loss = PolicyLoss(policy, sampler, cache, GrpoClip())
-    metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime(), draw=(1, 0, 0))
+    loss = PolicyLoss(draw, GrpoClip())
+    metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime())
     assert sum(counting.rows) == sum(tree.seeds * math.prod(tree.branches[:level]) for level in range(len(sde_steps)))
     assert len(counting.rows) == len(samples.nodes)
     assert all(metrics[f"ratio_deviation/{step}"] == 0.0 for step in sde_steps)
@@ -179,12 +183,11 @@ def test_before_an_update_the_ratio_is_exactly_one(
     )
     toggle()
     policy.transformer.train()
-    cache = ConditioningCache(policy)
-    samples, advantages = drawn(policy, rows(), sampler=sampler, cache=cache), values([1.0, -1.0, 0.5, 2])
+    draw = draw_of(policy, sampler=sampler)
+    samples, advantages = collect(draw, rows()), values([1.0, -1.0, 0.5, 2])
     for options in (GrpoClip(clip_range=1e-4), GrpoGuard(clip_range=1e-4)):
         policy.transformer.zero_grad()
-        learner = PolicyLoss(policy, sampler, cache, options)
-        metrics = update_policy(learner, samples, advantages, runtime=Runtime(), draw=(1, 0, 0))
+        metrics = update_policy(PolicyLoss(draw, options), samples, advantages, runtime=Runtime())
         assert metrics["ratio_deviation/0"] == 0.0
         assert metrics["ratio_deviation/2"] == 0.0
         norms = [p.grad.norm().item() for p in policy.transformer.parameters() if p.grad is not None]

@@ -36,9 +36,9 @@ def policy() -> ToyPolicy:
 
 
 def gradient(loss: PolicyLoss, samples: Samples, values: Advantages) -> torch.Tensor:
-    loss.policy.transformer.zero_grad()
-    update_policy(loss, samples, values, runtime=Runtime(), draw=(1, 0, 0))
-    learning = [p for p in loss.policy.transformer.parameters() if p.requires_grad]
+    loss.draw.policy.transformer.zero_grad()
+    update_policy(loss, samples, values, runtime=Runtime())
+    learning = [p for p in loss.draw.policy.transformer.parameters() if p.requires_grad]
     return torch.cat([p.grad.flatten().double() for p in learning if p.grad is not None])
 
 
@@ -52,9 +52,10 @@ def test_each_sample_acts_on_its_own_steps_with_its_own_advantage(policy: ToyPol
     cache = ConditioningCache(policy)
     sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree)
     prompt = set_prompts("train", 1)[0]
-    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=3), [Row(prompt, n) for n in range(8)])
+    draw = Draw(policy, sampler, cache, seed=1, epoch=0, batch=3)
+    samples = collect(draw, [Row(prompt, n) for n in range(8)])
     values = Advantages(torch.randn(8, dtype=torch.float64), torch.ones(8, dtype=torch.bool), {})
-    ours = gradient(PolicyLoss(policy, sampler, cache, OBJECTIVES["grpo_clip"].options()), samples, values)
+    ours = gradient(PolicyLoss(draw, OBJECTIVES["grpo_clip"].options()), samples, values)
     policy.transformer.zero_grad()
     for nodes in samples.nodes:
         for row, node, child in zip(nodes.row_B, nodes.node_B, nodes.child_B, strict=True):
@@ -76,9 +77,10 @@ def test_awm_is_flow_matching_weighted_by_each_samples_advantage(policy: ToyPoli
     cache, prompts = ConditioningCache(policy), set_prompts("train", 2)
     sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=Tree(2, (1, 1)), stochastic=False)
     rows = [Row(prompts[number // 2], number) for number in range(4)]
-    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    draw = Draw(policy, sampler, cache, seed=1, epoch=0, batch=2)
+    samples = collect(draw, rows)
     values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
-    itself = PolicyLoss(policy, sampler, cache, OBJECTIVES["awm"].options())
+    itself = PolicyLoss(draw, OBJECTIVES["awm"].options())
     ours = gradient(itself, samples, values)
     assert torch.equal(
         ours, gradient(dataclasses.replace(itself, old=AdapterCopy(policy.transformer)), samples, values)
@@ -111,8 +113,8 @@ def small(policy: ToyPolicy, objective: str, **options: float) -> tuple[PolicyLo
     )
     prompts = set_prompts("train", 2)
     rows = [Row(prompts[number // 2], number) for number in range(4)]
-    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
-    return PolicyLoss(policy, sampler, cache, spec.options(**options), old=AdapterCopy(policy.transformer)), samples
+    draw = Draw(policy, sampler, cache, seed=1, epoch=0, batch=2)
+    return PolicyLoss(draw, spec.options(**options), old=AdapterCopy(policy.transformer)), collect(draw, rows)
 
 
 VALUES = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
@@ -131,11 +133,11 @@ def test_the_divergence_from_the_base_acts_by_its_weight(policy: ToyPolicy, obje
 def test_a_policy_that_has_moved_is_compared_with_the_one_that_sampled(policy: ToyPolicy, objective: str) -> None:
     loss, samples = small(policy, objective)
     name = "ratio_deviation/0" if OBJECTIVES[objective].needs == "path" else "velocity_change"
-    before = update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))[name]
+    before = update_policy(loss, samples, VALUES, runtime=Runtime())[name]
     with torch.no_grad():
         for value in adapter_state(policy.transformer).values():
             value.add_(torch.randn_like(value) * 0.1)
-    after = update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))[name]
+    after = update_policy(loss, samples, VALUES, runtime=Runtime())[name]
     assert before == 0
     assert after > 1e-4
 
@@ -149,7 +151,7 @@ def test_guard_is_the_clipped_objective_in_units_of_the_step(policy: ToyPolicy) 
             nodes = [nodes for nodes in samples.nodes if nodes.level == level]
             gradients.append(gradient(loss, Samples(nodes=nodes), VALUES))
         sigmas, nothing = samples.nodes[0].sigmas_T, torch.zeros(1)
-        std = transition_at(loss.sampler, sigmas, step, nothing, nothing).std
+        std = transition_at(loss.draw.sampler, sigmas, step, nothing, nothing).std
         torch.testing.assert_close(
             gradients[1], gradients[0] * std / float(sigmas[step] - sigmas[step + 1]), rtol=1e-4, atol=1e-7
         )

@@ -55,8 +55,8 @@ def sample_and_train(out: Path) -> None:
     draw = Draw(policy, sampler, cache, seed=1, epoch=0, batch=1, as_trained=True)
     samples = collect(draw, [Row(PROMPTS[0], runtime.rank)])
     advantages = Advantages(torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2, dtype=torch.bool), {})
-    loss = PolicyLoss(policy, sampler, cache, GrpoClip(clip_range=1e-4))
-    metrics = update_policy(loss, samples, advantages, runtime=runtime, draw=(1, 0, 0))
+    loss = PolicyLoss(draw, GrpoClip(clip_range=1e-4))
+    metrics = update_policy(loss, samples, advantages, runtime=runtime)
     parameters = [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
     gradients = {str(number): full_tensor(p.grad) for number, p in enumerate(parameters) if p.grad is not None}
     moved = all(bool(gradient.any()) for gradient in gradients.values())

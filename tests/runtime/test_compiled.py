@@ -36,8 +36,11 @@ def policy(dtype: torch.dtype) -> FluxPolicy:
     return small_policy(dtype)
 
 
-def sampled(policy: FluxPolicy, cache: ConditioningCache, *, as_trained: bool, sampler: Sampler = SAMPLER) -> Samples:
-    draw = Draw(policy, sampler, cache, seed=1, epoch=0, batch=2, as_trained=as_trained)
+def draw_of(policy: FluxPolicy, *, as_trained: bool, sampler: Sampler = SAMPLER) -> Draw:
+    return Draw(policy, sampler, ConditioningCache(policy), seed=1, epoch=0, batch=2, as_trained=as_trained)
+
+
+def sampled(draw: Draw) -> Samples:
     return collect(draw, [Row(PROMPTS[0], 0), Row(PROMPTS[0], 1)])
 
 
@@ -57,13 +60,12 @@ def test_log_probs_of_compiled_blocks_are_equal_in_sampling_and_training(
     transformer: nn.Module = policy.transformer
     # A step without noise is a graph more of each block, which one type compiles.
     sampler = SAMPLER if dtype == torch.float32 else replace(SAMPLER, steps=2)
-    eager = sampled(policy, ConditioningCache(policy), as_trained=True, sampler=sampler)
+    draw = draw_of(policy, as_trained=True, sampler=sampler)
+    eager = sampled(draw)
     compile_blocks(transformer)
-    cache = ConditioningCache(policy)
-    samples = sampled(policy, cache, as_trained=True, sampler=sampler)
+    samples = sampled(draw)
     advantages = Advantages(torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2, dtype=torch.bool), {})
-    loss = PolicyLoss(policy, sampler, cache, GrpoClip(clip_range=1e-4))
-    metrics = update_policy(loss, samples, advantages, runtime=Runtime(), draw=(1, 0, 0))
+    metrics = update_policy(PolicyLoss(draw, GrpoClip(clip_range=1e-4)), samples, advantages, runtime=Runtime())
     assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
     assert all(p.grad is not None and p.grad.any() for p in transformer.parameters() if p.requires_grad)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1

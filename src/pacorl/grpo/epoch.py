@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import ALARM, SHOWN_EVERY
-from pacorl.core.sampler import Sampler
 from pacorl.grpo.monitor import PanelStatistics, measure_agreement, panel_statistics
-from pacorl.grpo.rollout import draw_samples
+from pacorl.grpo.rollout import Draw, draw_samples
 from pacorl.grpo.rows import assign_rows, epoch_rows
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
 from pacorl.grpo.update import PolicyLoss, gather_metrics, ratio_warning, update_policy
@@ -106,7 +105,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     metrics = {**epoch_advantages.stats, **checks, **agreement}
 
     # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
-    metrics |= learn(trainer, sampler, samples, epoch_advantages)
+    metrics |= learn(trainer, draw, samples, epoch_advantages)
 
     # 5. Record: signs of reward hacking, seconds, the log and at times an image.
     metrics |= trainer.progress.lap()
@@ -117,7 +116,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
 
 
 def learn(
-    trainer: PolicyTrainer, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages
+    trainer: PolicyTrainer, draw: Draw, samples: Sequence[Samples], epoch_advantages: Advantages
 ) -> dict[str, float]:
     """Take the epoch's optimizer steps, one per update; a step whose gradient is not finite is skipped on all ranks.
 
@@ -132,9 +131,8 @@ def learn(
             # Before the first step the trained policy is the sampling policy: one forward serves as both.
             old = lora.old if lora.step > sampled_at or lag else None
             clip = config.advantages.clip
-            loss = PolicyLoss(trainer.policy, sampler, trainer.cache, config.objective, advantage_clip=clip, old=old)
-            seeds = (config.seed, trainer.epoch, 0)
-            metrics = update_policy(loss, update, epoch_advantages, runtime=trainer.runtime, draw=seeds)
+            loss = PolicyLoss(draw, config.objective, advantage_clip=clip, old=old)
+            metrics = update_policy(loss, update, epoch_advantages, runtime=trainer.runtime)
             norm = lora.take_step()
             for name, value in (metrics | {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}).items():
                 history[name].append(value)

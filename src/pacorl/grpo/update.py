@@ -14,11 +14,9 @@ from torch import Tensor
 from pacorl.core.devices import to_device, widest_float
 from pacorl.core.grid import Panels
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, Step
-from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
-from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import transition_at, velocity_at
+from pacorl.grpo.rollout import Draw, transition_at, velocity_at
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, NodeBatch, Prompt, Rollout, Samples, Size
@@ -32,10 +30,8 @@ if TYPE_CHECKING:
 class PolicyLoss:
     """An objective and the policies whose velocities it compares."""
 
-    policy: PipelinePolicy
-    sampler: Sampler
-    """Sampler of the epoch's samples."""
-    cache: ConditioningCache
+    draw: Draw
+    """Parameters of the epoch's samples, which training replays."""
     options: ObjectiveOptions
     advantage_clip: float = 5.0
     """Largest absolute value of an advantage."""
@@ -44,7 +40,7 @@ class PolicyLoss:
 
 
 def update_policy(
-    policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, runtime: Runtime, draw: tuple[int, ...]
+    policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, runtime: Runtime
 ) -> dict[str, float]:
     """Add the gradient of the mean loss over all samples and trained steps.
 
@@ -56,7 +52,6 @@ def update_policy(
     Args:
         samples: samples of this rank. The rollout's batches are replayed, so that before the first update the ratio is
             exactly 1: other batches would round differently.
-        draw: seed of the endpoints' noise.
 
     Returns:
         The mean of each metric over samples and steps, and the largest ratio deviation of each step.
@@ -68,8 +63,8 @@ def update_policy(
             terms.append((len(nodes.row_B), nodes.step, partial(_path_loss, policy_loss, nodes, values)))
     else:
         for rollout in samples.rollouts:
-            for step in policy_loss.sampler.sde_steps:
-                loss_at_sigma = partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)
+            for step in policy_loss.draw.sampler.sde_steps:
+                loss_at_sigma = partial(_endpoint_loss, policy_loss, rollout, values, step)
                 terms.append((len(rollout.row_B), step, loss_at_sigma))
     total = sum(count for count, _, _ in terms)
 
@@ -77,7 +72,7 @@ def update_policy(
     results = []
     for number, (count, step, compute) in enumerate(terms):
         last = number == len(terms) - 1
-        with runtime.accumulating(policy_loss.policy.transformer, last=last):
+        with runtime.accumulating(policy_loss.draw.policy.transformer, last=last):
             loss, metrics = compute()
             (loss / (total / count)).backward()
         if RATIO_DEVIATION in metrics:
@@ -161,11 +156,12 @@ def _credit(
 def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) -> Loss:
     """Compute a path objective at the nodes of one forward, for every sample below them."""
     # 1. Inputs on the device.
-    policy, options, step = policy_loss.policy, policy_loss.options, nodes.step
+    draw, options, step = policy_loss.draw, policy_loss.options, nodes.step
+    policy = draw.policy
     device = policy.device
     prompts = [nodes.prompts[node] for node in nodes.node_B.tolist()]
     advantage_B, panels = _credit(policy, values, nodes.row_B, prompts, nodes.size, dtype=nodes.log_prob_B.dtype)
-    conditioning = policy_loss.cache.batch(nodes.prompts, nodes.size)
+    conditioning = draw.cache.batch(nodes.prompts, nodes.size)
     x_VNC = to_device(nodes.latents_VNC, device)
     node_B = to_device(nodes.node_B, device)
     next_latents_ENC = to_device(nodes.next_latents_ENC, device)
@@ -174,7 +170,7 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     # Samples of one node share its mean and differ in the noise they drew.
     def transition_of(velocity_VNC: Tensor) -> Transition:
         """Compute the transition of each sample's node."""
-        mean_VNC, std = transition_at(policy_loss.sampler, nodes.sigmas_T, step, x_VNC, velocity_VNC)
+        mean_VNC, std = transition_at(draw.sampler, nodes.sigmas_T, step, x_VNC, velocity_VNC)
         return Transition(mean_VNC[node_B], std)
 
     # 2. Loss of the trained policy's transition.
@@ -202,22 +198,23 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     return loss, metrics
 
 
-def _endpoint_loss(
-    policy_loss: PolicyLoss, rollout: Rollout, values: Advantages, step: int, *, draw: tuple[int, ...]
-) -> Loss:
+def _endpoint_loss(policy_loss: PolicyLoss, rollout: Rollout, values: Advantages, step: int) -> Loss:
     """Compute an endpoint objective for a batch noised to one sigma of the checkpoint's training schedule.
 
     The divergence from the base is the mean squared difference of velocities, proportional to the KL of flow matching
     at each sigma.
     """
     # 1. Noise the endpoints. No sampling step is replayed, so the training shift applies.
-    policy, options = policy_loss.policy, policy_loss.options
+    draw, options = policy_loss.draw, policy_loss.options
+    policy = draw.policy
     device = policy.device
-    conditioning = policy_loss.cache.batch(rollout.prompts, rollout.size)
-    training_sigma = policy.training_sigmas(policy_loss.sampler.steps, rollout.size)[step]
+    conditioning = draw.cache.batch(rollout.prompts, rollout.size)
+    training_sigma = policy.training_sigmas(draw.sampler.steps, rollout.size)[step]
     sigma = float(training_sigma)
     clean = to_device(rollout.final_BNC, device)
-    noise = policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
+    # The 0 is the pass over the epoch's samples, of which there is one.
+    seeds = [seed_of(draw.seed, draw.epoch, 0, "noised", step, row) for row in rollout.row_B]
+    noise = policy.noise(seeds, rollout.size)
     noisy = (1 - sigma) * clean + sigma * noise
 
     # 2. Advantages of the samples, or of the panels of each token.
