@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageOps
 
 from pacorl.character_training.character_config import CharacterConfig
+from pacorl.core.batches import grouped
 from pacorl.io.documents import dump_json
 from pacorl.io.files import digest, text_digest
 from pacorl.io.images import open_image
@@ -94,10 +95,7 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
 
     # The last scenes in equal distances, so that a series of one scene is not held out whole. Copies of a file stay on
     # one side.
-    copies: dict[str, list[Picture]] = {}
-    for picture in pictures:
-        copies.setdefault(digest(picture.path), []).append(picture)
-    scenes = list(copies.values())
+    scenes = list(grouped((digest(picture.path), picture) for picture in pictures).values())
     held_out: list[Picture] = []
     if len(scenes) >= HELD_OUT_FROM and config.held_out:
         count = min(max(1, round(config.held_out * len(scenes))), len(scenes) - LEAST)

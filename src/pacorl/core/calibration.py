@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, FiniteFloat
 
 Floats = NDArray[np.float64]
 
@@ -26,14 +28,10 @@ STEPS = 100
 class Curve:
     """Map from a judge's P(Yes) to a calibrated one: σ(logit/temperature + bias)."""
 
-    temperature: float = 1.0
+    temperature: Annotated[FiniteFloat, Field(gt=0)] = 1.0
     """Divisor of the logit."""
-    bias: float = 0.0
+    bias: FiniteFloat = 0.0
     """Summand of the divided logit."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf or not math.isfinite(self.bias):
-            raise ValueError(f"a curve needs a temperature above 0 and a finite bias, got {self}")
 
     def __call__(self, p_yes: float) -> float:
         """Calibrate one probability."""

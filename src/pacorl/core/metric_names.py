@@ -15,18 +15,16 @@ SHOWN_EVERY = 5
 
 SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
 
+ALIKE = "alike"
+"""Sign of an epoch in which no reward tells the images of a prompt apart."""
 SIGN_MEANINGS: Mapping[str, str] = {
     "duplicates": "panels of a set are becoming copies of each other",
     "diversity": "different prompts get the same image",
     "across": "sets of one prompt are becoming alike: agreement is bought by collapse, not learned",
+    ALIKE: "every reward gives all images of a prompt the same score, so there is nothing to learn",
 }
-ALIKE = "alike"
-"""Sign of an epoch in which no reward tells the images of a prompt apart."""
 NOT_FINITE = "not_finite/"
 """Sign of a reward's scores that are not finite, followed by the reward's name; the alarm's value is their number."""
-NOT_FINITE_MEANING = "the reward returned NaN or an infinity; such a score counts as missing"
-ALIKE_MEANING = "every reward gives all images of a prompt the same score, so there is nothing to learn"
-HELD_OUT_MEANING = "a measure that is not rewarded falls while the rewarded ones are trained"
 
 
 def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,5 +47,5 @@ def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
 def sign_meaning(sign: str) -> str:
     """Explain a sign beyond its limit; all held-out rewards share one text."""
     if sign.startswith(NOT_FINITE):
-        return NOT_FINITE_MEANING
-    return {ALIKE: ALIKE_MEANING, **SIGN_MEANINGS}.get(sign, HELD_OUT_MEANING)
+        return "the reward returned NaN or an infinity; such a score counts as missing"
+    return SIGN_MEANINGS.get(sign, "a measure that is not rewarded falls while the rewarded ones are trained")

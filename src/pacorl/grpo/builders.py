@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from pacorl.config.base import ConfigError
@@ -143,10 +141,10 @@ def build_adapted_policy(config: LoraConfig, *, sizes: Sequence[Size], device: t
     Raises:
         ValueError: if one of the `sizes` is not supported.
     """
-    # torch draws the adapter's initial weights. Users' rewards may draw from the other generators.
-    torch.manual_seed(config.seed)
-    random.seed(config.seed)
-    np.random.seed(config.seed % 2**32)
+    from accelerate.utils import set_seed
+
+    # torch draws the adapter's initial weights, and users' rewards may draw from the others. NumPy takes 32 bits.
+    set_seed(config.seed % 2**32)
 
     policy = config.generator.load(config.model, device=device, staged=True)
     # Every size of the run, before it has cost an epoch.

@@ -55,6 +55,8 @@ from pacorl.runtime.logbook import Progress
 logger = logging.getLogger(__name__)
 
 TENSORS = "state.safetensors"
+EXCHANGED = ("adapter/", "old/")
+"""Parts of a checkpoint that sampling may exchange at once, so that they are copied before it."""
 PLACES = {"judge": ("judge.checkpoint", "judge.adapter"), "evaluation.judge": ("evaluation.judge",)}
 """Judge of the rewards or of the held-out rewards → config keys of its place, free as long as its identity stays."""
 FREE_KEYS = (
@@ -111,12 +113,10 @@ class CheckpointWriter:
         if lora.runtime.is_main:
             settings = config.model_dump(mode="json")
             content = {**state, "step": lora.step, "bad_steps": lora.bad_steps, "config": settings}
-            exchanged = {name for name in tensors if name.startswith(("adapter/", "old/"))}
-            self._copy({name: tensors[name] for name in exchanged})
+            self._copy({name: value for name, value in tensors.items() if name.startswith(EXCHANGED)})
             copied = Event()
             lora.before_step = copied.wait
-            rest = {name: value for name, value in tensors.items() if name not in exchanged}
-            self._write = self._thread.submit(self._write_all, target, rest, [*tensors], content, copied)
+            self._write = self._thread.submit(self._write_all, target, tensors, content, copied)
         self.progress.add("copy", time.perf_counter() - started)
         return target
 
@@ -144,16 +144,14 @@ class CheckpointWriter:
         if self.lora.runtime.device.type == "cuda":
             torch.cuda.current_stream(self.lora.runtime.device).synchronize()
 
-    def _write_all(
-        self, target: Path, rest: Mapping[str, Tensor], names: Sequence[str], state: Mapping[str, Any], copied: Event
-    ) -> float:
-        """Copy the rest, write a checkpoint of all names, and update the files derived from it; return the seconds."""
+    def _write_all(self, target: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], copied: Event) -> float:
+        """Copy the rest, write a checkpoint, and update the files derived from it; return the seconds."""
         try:
-            self._copy(rest)
+            self._copy({name: value for name, value in tensors.items() if not name.startswith(EXCHANGED)})
         finally:
             # Also after a fault: the next optimizer step waits for the event.
             copied.set()
-        tensors = {name: self._kept[name] for name in names}
+        tensors = {name: self._kept[name] for name in tensors}
         config = self.config
 
         def export(folder: Path) -> None:

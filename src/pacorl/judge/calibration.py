@@ -48,11 +48,8 @@ class Calibration:
 
     def calibrated(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
         """Calibrate verdicts; missing verdicts stay missing."""
-        calibrated = []
-        for verdict in verdicts:
-            p_yes = None if verdict.p_yes is None else self.curve(verdict.p_yes)
-            calibrated.append(replace(verdict, p_yes=p_yes))
-        return calibrated
+        curve = self.curve
+        return [it if it.p_yes is None else replace(it, p_yes=curve(it.p_yes)) for it in verdicts]
 
     def save(self, path: Path) -> None:
         """Write the file."""
