@@ -55,7 +55,7 @@ def compare(trainer: PolicyTrainer, *, groups: int) -> None:
     trunk = Trunk(trainer.first_draw, rows)
     latents = trunk.grow()[1]
     values = []
-    with fp8_products(trainer.lora.transformer) as switch, trainer.scoring():
+    with fp8_products(trainer.lora.transformer) as switch, trainer.turns.scoring():
         for form in (False, True):
             switch(form)
             for _ in range(2):  # the first compiles, and chooses kernels

@@ -127,6 +127,7 @@ class ToyPolicy:
 
     lora_targets: tuple[str, ...] = ("into", "hidden", "out")
     idle_layers: frozenset[str] = frozenset()
+    text_encoders: tuple[nn.Module, ...] = ()
 
     def __init__(self, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> None:
         self.device = torch.device(device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -88,7 +88,7 @@ class Generator:
             self.default_steps = self._tiny.steps
             self.note = self._tiny.note
         # State of the calls to `sample`.
-        self.turns: Turns | None = None
+        self.turns = Turns(policy.transformer, device=policy.device, enabled=False)
         """Turns of the transformer, the text encoders and a judge on the device, with little memory."""
         self._cache = ConditioningCache(policy)
 
@@ -151,8 +151,7 @@ class Generator:
         adapter_text = adapter_names(strengths) or (NO_ADAPTER if spec.adapters_of(model, {}) else "")
         generator = cls(policy, model=model, kind=spec.kind, adapter=adapter_text)
         generator.loras = loras
-        if low:
-            generator.turns = Turns(policy.transformer, device=torch.device(device))
+        generator.turns = Turns(policy.transformer, device=torch.device(device), enabled=low)
         return generator
 
     @classmethod
@@ -176,13 +175,10 @@ class Generator:
 
     def judged_by(self, judge: object) -> None:
         """Add a judge of this process, loaded within `judging`, to the turns on the device."""
-        if self.turns:
-            self.turns.add([judge])
+        self.turns.add([judge])
 
     def judging(self) -> AbstractContextManager[None]:
         """Move a judge of `turns` to the device for a block."""
-        if not self.turns:
-            return nullcontext()
         return self.turns.scoring()
 
     def size_of(self, prompt: Prompt, size: AnySize = None) -> Size:
@@ -289,10 +285,7 @@ class Generator:
         sizes = [self._requested_size(prompt, size) for prompt in prompts]
 
         # Encode each prompt alone: in a batch, its last bits would depend on the prompts that are cached already.
-        encoding: AbstractContextManager[None] = nullcontext()
-        if self.turns:
-            encoding = self.turns.lent_to(self.policy.text_encoders)
-        with encoding:
+        with self.turns.lent_to(self.policy.text_encoders):
             for prompt, requested in zip(prompts, sizes, strict=True):
                 self._cache.prepare([prompt], requested)
 

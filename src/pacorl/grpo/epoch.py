@@ -86,7 +86,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
                 advance(len(rollout.row_B))
                 # A collective: ranks may have different units, but equally many batches.
                 runtime.check_stop()
-    with trainer.progress.phase("scoring", total=1), trainer.scoring():
+    with trainer.progress.phase("scoring", total=1), trainer.turns.scoring():
         scores, reasons = collect_scores(trainer.scorer, runtime)
         agreement = measure_agreement(trainer, rows, images)
 

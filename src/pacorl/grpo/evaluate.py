@@ -159,7 +159,7 @@ def sample_and_score(
 
     # 3. Score.
     def scored() -> dict[int, EvaluatedSample]:
-        with trainer.scoring():
+        with trainer.turns.scoring():
             samples = score_images(trainer, own_jobs, images)
         return {row: sample for row, sample in zip(rows, samples, strict=True) if row >= 0}
 

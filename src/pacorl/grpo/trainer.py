@@ -202,11 +202,9 @@ class PolicyTrainer:
 
         # 2. Scorers, after the text encoders are freed: both together may not fit on the device.
         in_turns = config.memory != "normal" and not self.runtime.sharded
-        self.turns = Turns(self.policy.transformer, device=device) if in_turns else None
+        self.turns = Turns(self.policy.transformer, device=device, enabled=in_turns)
         """Generator and scorers that alternate on the device, with little memory."""
-        self.scoring: Callable[[], AbstractContextManager[None]] = self.turns.scoring if self.turns else nullcontext
-        """Makes the context in which the scorers are on the device."""
-        with self.scoring():
+        with self.turns.scoring():
             judges = judges | open_judges(remote=False)
             self.rewards, self.held_out = builders.build_run_rewards(
                 config,
@@ -216,11 +214,9 @@ class PolicyTrainer:
                 train=self.train_prompts,
                 evaluation=self.evaluation_prompts,
             )
-            scorers: list[object] = [*judges.values(), *self.rewards.values(), *self.held_out.values()]
-            if self.turns:
-                self.turns.add(scorers)
-        if self.turns and not self.turns.scorers:  # all scores come from other processes
-            self.turns, self.scoring = None, nullcontext
+            self.turns.add([*judges.values(), *self.rewards.values(), *self.held_out.values()])
+        if not self.turns.scorers:  # all scores come from other processes
+            self.turns.enabled = False
         self.judge = judges.get("rewards")
         """Judge of the rewards; None if no reward uses a judge."""
         asking = [reward for reward in self.rewards.values() if isinstance(reward, Consistency)]
@@ -231,7 +227,7 @@ class PolicyTrainer:
         self.scorer = Scorer(
             self.rewards,
             # In turns the scorers are off the device during sampling.
-            overlap=not self.turns and overlaps(config.judge, device=device),
+            overlap=not self.turns.enabled and overlaps(config.judge, device=device),
             timeout=config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.check_signal,

@@ -24,16 +24,18 @@ class Turns:
     Adapter, moving average and moments stay: together they are smaller than any of the models.
     """
 
-    def __init__(self, generator: nn.Module, *, device: torch.device) -> None:
+    def __init__(self, generator: nn.Module, *, device: torch.device, enabled: bool = True) -> None:
         self.generator = generator
         self.device = device
+        self.enabled = enabled
+        """Whether models are moved; otherwise all of them stay where they are."""
         self.scorers: list[nn.Module] = []
         """Scorers in host memory, except during `scoring`."""
 
     def add(self, holders: Iterable[object]) -> None:
         """Add the models of judges and rewards, if they expose any."""
         for holder in holders:
-            if isinstance(holder, HoldsModels):
+            if self.enabled and isinstance(holder, HoldsModels):
                 self.scorers += holder.models()
 
     def scoring(self) -> AbstractContextManager[None]:
@@ -43,6 +45,9 @@ class Turns:
     @contextmanager
     def lent_to(self, models: Sequence[nn.Module]) -> Iterator[None]:
         """Move `models` to the device during the block, including models added to the list in it."""
+        if not self.enabled:
+            yield
+            return
         self._move_generator(torch.device("cpu"))
         torch.cuda.empty_cache()  # else fragments of one model's weights are too small for the other's
         for model in models:
