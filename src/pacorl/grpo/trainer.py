@@ -217,12 +217,9 @@ class PolicyTrainer:
             self.turns.add([*judges.values(), *self.rewards.values(), *self.held_out.values()])
         if not self.turns.scorers:  # all scores come from other processes
             self.turns.enabled = False
-        self.judge = judges.get("rewards")
-        """Judge of the rewards; None if no reward uses a judge."""
-        asking = [reward for reward in self.rewards.values() if isinstance(reward, Consistency)]
-        if self.judge and not asking:
-            asking = [Consistency(self.judge)]
-        self.consistency = asking[0] if asking else None
+        own_judge = judges.get("rewards")
+        asking = (reward for reward in self.rewards.values() if isinstance(reward, Consistency))
+        self.consistency = next(asking, Consistency(own_judge) if own_judge else None)
         """The reward of consistency, or one of the run's judge, which asks for the theme; None without a judge."""
         self.scorer = Scorer(
             self.rewards,

@@ -93,7 +93,7 @@ class JudgeTrainer:
         if not hasattr(modeling_utils, "slice_logits_to_keep"):
             raise ValueError(f"training a judge needs transformers 5.23, and this is {transformers_version}; update it")
         check_card_used(config.model.dtype, torch.device(available_device()))
-        self.config, self.resume = config, resume
+        self.config = config
         if not resume:
             check_no_run(config.out)
         existing = checkpoints(config.out / "checkpoints") if resume else []
