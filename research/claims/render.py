@@ -53,7 +53,9 @@ def _way(claim: Claim, curves: Curves, metric: str) -> list[str]:
 
 
 def end_of(curve: Curve, metric: str) -> float:
-    """Average a metric over the last third of a curve's trained evaluations."""
+    """Average a metric over the last third of a curve's trained evaluations; an area is of the whole curve."""
+    if metric == AREA:
+        return curve[-1].metrics[AREA]
     return fmean(evaluation.metrics[metric] for evaluation in last_third(curve))
 
 
