@@ -95,7 +95,9 @@ def next_command(run: RunFolder) -> str:
         judge = "merged" if (run.path / "merged").is_dir() else "adapter"
         if run.summary.get("at_chance"):
             return ""
-        data = shlex.quote(settings.get("data.evaluation.0", "PAIRS"))  # never the training pairs
+        # Never the training pairs, which `calibrate` refuses.
+        evaluated = {} if run.summary.get("trained_on_pairs") else settings
+        data = shlex.quote(evaluated.get("data.evaluation.0", "PAIRS"))
         return f"pacorl calibrate {folder}/{judge} {data}"
     request = "--image IMAGE --instruction TEXT" if run.is_editor else "--prompt TEXT"
     model = shlex.quote(settings.get("model.checkpoint", ""))
