@@ -134,10 +134,15 @@ def _mean(value: Interval | float | None) -> float:
     return value.mean
 
 
-def test_images_of_others_and_their_aesthetics(t2is_folder: Path, tmp_path: Path) -> None:
+def test_images_of_others_and_their_aesthetics(
+    t2is_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = finished(t2is_folder, tmp_path / "images")
+    with pytest.raises(ValueError, match="linearMSE"):  # the head is not here, before anything is generated
+        bench_over(t2is_folder, images, aesthetics=True)
+
+    monkeypatch.setattr("pacorl.bench.t2is.T2isBench.predictor", lambda _, prompts, images: [6.0 for _ in images])
     bench = bench_over(t2is_folder, images, aesthetics=True)
-    bench.predictor = lambda prompts, images: [6.0 for _ in images]  # type: ignore[assignment]
     (line, *_) = run(bench, JUDGE).table.lines
     cells = dict(zip(bench.table.columns, line.cells, strict=True))
     assert _mean(cells["Identity"]) == 0.5

@@ -129,6 +129,8 @@ class T2isBench(ImageBenchmark[Case]):
 
     def read(self, source: Path) -> Dataset[Case]:
         """Read the three files; a fault names the case whose entries do not match."""
+        if self.options.aesthetics:
+            _ = self.predictor  # a missing head is refused before images are generated
         fix = "give the folder of ChengyouJia/T2IS-Bench as published"
         cases, criteria, alignment = (read_object(source / name, fix=fix) for name in (CASES, CRITERIA, ALIGNMENT))
         items = []
@@ -161,11 +163,13 @@ class T2isBench(ImageBenchmark[Case]):
 
     @cached_property
     def predictor(self) -> Reward:
-        """LAION's predictor, which loads at its first image."""
+        """LAION's predictor."""
         # Rewards import torch; a command's help, which reads this file, must not.
         from pacorl.rewards.clip import Aesthetic
 
-        return Aesthetic(device=available_device())
+        reward = Aesthetic(device=available_device())
+        reward.load()
+        return reward
 
     def _panels(self, key: str, images: ImageCache) -> list[Image]:
         return [images.open(_panel_file(key, number)) for number in range(1, len(self.items[key].captions) + 1)]
