@@ -96,7 +96,8 @@ def _located(source: str) -> tuple[Path, Path, str]:
         return _there(path), path.parent, ""
     folder_name, _, name = source.rpartition(":")
     if not (folder_name and name):
-        raise ValueError(f"{source}: give {SOURCES}, or fetch data by `pacorl data paco-dataset`")
+        _there(path)
+        raise ValueError(f"{source} has another form; give {SOURCES}")
     folder = Path(folder_name)
     info = _there(folder / INFO)
     entries = read_object(info)
