@@ -106,13 +106,6 @@ def test_bodies_are_limited_and_none_is_read_of_whom_nobody_knows(client):
     assert client.post("/change", content=map(pytest.fail, ["read"])).status_code == 401
 
 
-def test_a_taken_port_is_named():
-    with listening("127.0.0.1", 0) as (_, url):
-        port = url.rpartition(":")[2]
-        with pytest.raises(OSError, match=port), listening("127.0.0.1", int(port)):
-            pass
-
-
 def test_links_are_announced_when_the_server_answers():
     events = []
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 import pytest
 from bench_examples import rank_example
-from scipy.stats import kendalltau, spearmanr
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
+from pacorl.core.ranking import order_of, rank_agreement
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
@@ -33,17 +33,13 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["benchmark", *[str(argument) for argument in arguments]])
 
 
-def as_released(rows: list[dict[str, Any]], scores: list[list[float]]) -> dict[str, float]:
-    """The released evaluation's arithmetic, written down once more: places, correlated order lists, ends."""
-    totals = dict.fromkeys(("Accuracy", "Kendall τ (order lists)", "Spearman ρ (order lists)", "T1B1"), 0.0)
-    for row, values in zip(rows, scores, strict=True):
-        predicted = sorted(range(len(values)), key=lambda index, v=values: (-v[index], -index))
-        true = [row["comp_images"].index(name) for name in row["rank_images"]]
-        totals["Accuracy"] += sum(a == b for a, b in zip(predicted, true, strict=True)) / len(true)
-        totals["Kendall τ (order lists)"] += kendalltau(predicted, true).statistic
-        totals["Spearman ρ (order lists)"] += spearmanr(predicted, true).statistic
-        totals["T1B1"] += ((predicted[0] == true[0]) + (predicted[-1] == true[-1])) / 2
-    return {name: value / len(rows) for name, value in totals.items()}
+NAMES = {
+    "Accuracy": "accuracy",
+    "Kendall τ (order lists)": "order_tau",
+    "Spearman ρ (order lists)": "order_rho",
+    "T1B1": "top1_bottom1",
+}
+"""Columns of the released evaluation → measures, which `tests/core/test_ranking.py` works by hand."""
 
 
 def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
@@ -62,8 +58,13 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
     scores = [[p_yes[3 * row + index] or 0.0 for index in range(3)] for row in range(len(rows))]
     table = json.loads(done.stdout)["table"]
     (measured,) = table["rows"]  # three items are not the published data
-    for name, value in as_released(rows, scores).items():
-        assert measured["values"][name]["mean"] == pytest.approx(value, abs=1e-9), name
+    agreements = []
+    for row, values in zip(rows, scores, strict=True):
+        true = [row["comp_images"].index(name) for name in row["rank_images"]]
+        agreements.append(rank_agreement(order_of(values), true))
+    for name, measure in NAMES.items():
+        mean = fmean(agreement[measure] for agreement in agreements)
+        assert measured["values"][name]["mean"] == pytest.approx(mean, abs=1e-9), name
         assert (measured["values"][name]["low"], measured["values"][name]["high"]) == (None, None)  # of three folders
     assert measured["name"] == "tiny"
     stored = [row["scores"] for row in read_jsonl(tmp_path / "run" / "results.jsonl")]

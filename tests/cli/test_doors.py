@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 import torch
 import typer
+from bench_examples import rank_example
 from PIL import Image
 from run_folder import finished_run
-from safetensors.torch import save_file
 from stories import CONFIGS, SET
 from typer.testing import CliRunner
 
 import pacorl
 from pacorl.cli import app
+from pacorl.models.lora import save_lora
 
 MAKE = ["generate", "--prompt", "a red hero with a crown in town", *SET]
 EDIT = ["generate", "--image", "a.png", "--instruction", "Give the hero a cap."]
@@ -177,34 +178,9 @@ def write_folder(folder: Path) -> None:
         finished_run(folder / name)
     for name in ("run/report.html", "compare-other-run.html"):
         (folder / name).write_text("<p>mine</p>")
-    write_ranking(folder / "rank")
-    write_adapter(folder / "lora", "foo", width=8)
-
-
-def write_ranking(folder: Path) -> None:
-    """ConsistencyRank-Bench with one ranking of two images."""
-    names = ["0_0.png", "0_1.png", "1_1.png"]
-    (folder / "images" / "0000").mkdir(parents=True)
-    for name in names:
-        Image.new("RGB", (32, 32)).save(folder / "images" / "0000" / name)
-    order = {"comp_images": names[1:], "rank_images": names[1:]}
-    rows = {
-        "prompt_data.jsonl": {"idx": "0000", "prompt": "a cat", "criteria": {}, "category": "Character"},
-        "consistency_full_rank.jsonl": {"folder": "0000", "ref_image": names[0], **order},
-    }
-    for name, row in rows.items():
-        (folder / name).write_text(json.dumps(row) + "\n")
-
-
-def write_adapter(folder: Path, layer: str, *, width: int) -> Path:
-    """A LoRA of one layer, by PEFT's names."""
-    folder.mkdir()
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [layer], "base_model_name_or_path": "X"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    sides = {"A": torch.zeros(4, width), "B": torch.zeros(width, 4)}
-    names = {f"base_model.model.{layer}.lora_{side}.weight": value for side, value in sides.items()}
-    save_file(names, folder / "adapter_model.safetensors")
-    return folder
+    rank_example(folder / "rank")
+    sides = {"foo.lora_A.weight": torch.zeros(4, 8), "foo.lora_B.weight": torch.zeros(8, 4)}
+    save_lora(folder / "lora", sides, rank=4, alpha=8, targets=["foo"], base="X")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_examples import COLOURS, EXAMPLES, ColourJudge, Example
+from bench_examples import COLOURS, EXAMPLES, ColourJudge, Example, by_colour
 
 from pacorl.bench.benchmarks import BENCHMARKS
 from pacorl.bench.suite import Benchmark
@@ -23,8 +23,8 @@ def test_a_right_judge_has_the_better_figures(name: str, example: Callable[[Path
     data, options = example(tmp_path)
     benchmark = BENCHMARKS[name](data, options)
     assert benchmark.name == name
-    right = _figures(benchmark, ColourJudge())
-    wrong = _figures(benchmark, ColourJudge(contrary=True))
+    right = _figures(benchmark, ColourJudge(by_colour))
+    wrong = _figures(benchmark, ColourJudge(lambda question: 1 - by_colour(question)))
     compared = [column for column in right if math.isfinite(right[column]) and math.isfinite(wrong[column])]
     assert right.keys() - compared == ({"Aesthetics", "Average"} if name == "t2is" else set()), "all are numbers"
 

@@ -1,41 +1,36 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from asked import Asked
 from PIL import Image
 
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.panels import open_panels
 from pacorl.gate.scores import UNCALIBRATED, questions_about, score_set, table
 from pacorl.io.images import ImageError
-from pacorl.types import Question, Verdict
+from pacorl.types import Question
 
 SHADES = [100, 110, 240, 105]
 IMAGES = [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in SHADES]
 
 
-class GreyJudge:
+def grey_judge(*, silent_about: str = "nothing") -> Any:
     """Says how alike two grey images are; a brighter first image costs .1, a question with "strict" halves."""
 
-    def __init__(self, *, silent_about: str = "nothing") -> None:
-        self.silent_about = silent_about
-        self.calls: list[list[Question]] = []
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        self.calls.append(list(questions))
-        return [self._verdict(question) for question in questions]
-
-    def _verdict(self, question: Question) -> Verdict:
-        if self.silent_about in question.text:
-            return Verdict(None, "it fell silent")
+    def answer(question: Question) -> float | None:
         first, second = (image.getpixel((0, 0))[0] for image in question.images)
         p = 1 - abs(first - second) / 255 - 0.1 * (first > second)
-        return Verdict(p / 2 if "strict" in question.text else p)
+        if silent_about in question.text:
+            return None
+        return p / 2 if "strict" in question.text else p
 
-    def explain(self, question: Question) -> str:
-        return f"Asked: {question.text[:10]}"
+    judge: Any = Asked(answer)
+    judge.verdicts = Mock(wraps=judge.verdicts)
+    return judge
 
 
 def p(first: int, second: int) -> float:
@@ -43,10 +38,10 @@ def p(first: int, second: int) -> float:
 
 
 def test_a_set_is_scored_in_one_call_pair_by_pair() -> None:
-    judge = GreyJudge()
+    judge = grey_judge()
     scores = score_set(judge, IMAGES)
-    assert len(judge.calls) == 1
-    assert len(judge.calls[0]) == len(scores.pairs) == 6
+    assert judge.verdicts.call_count == 1
+    assert len(judge.questions) == len(scores.pairs) == 6
     assert scores.matrix[0][1] == scores.matrix[1][0] == pytest.approx(p(0, 1))
     assert [scores.matrix[i][i] for i in range(4)] == [None] * 4
     header, first, *_, note = table(scores).splitlines()
@@ -57,14 +52,14 @@ def test_a_set_is_scored_in_one_call_pair_by_pair() -> None:
 
 def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
     questions = questions_about(criteria={"a": "strict", "b": "loose"})
-    scores = score_set(GreyJudge(silent_about="loose"), IMAGES, questions=questions)
+    scores = score_set(grey_judge(silent_about="loose"), IMAGES, questions=questions)
     assert scores.mean is None
     assert len(scores.missing) == 6
-    assert scores.pairs[0].error == "it fell silent"
+    assert scores.pairs[0].error == "no connection"
 
 
 def test_ranking_compares_with_the_first_only() -> None:
-    scores = score_set(GreyJudge(), IMAGES, names="wxyz", ranking=True)
+    scores = score_set(grey_judge(), IMAGES, names="wxyz", ranking=True)
     assert [scores.names[pair.second] for pair in scores.ranked] == ["z", "x", "y"]
     assert scores.matrix[1][2] is None
     assert table(scores).splitlines()[0] == f" {p(0, 3):.4f}  z"
@@ -99,29 +94,29 @@ def test_a_page_is_cut_into_panels(folder: Path) -> None:
 
 
 def test_a_script_scores_two_images(folder: Path) -> None:
-    reward = PacoReward(GreyJudge())
+    reward = PacoReward(grey_judge())
     assert reward.score(folder / "a.png", IMAGES[1]) == pytest.approx(p(0, 1))
     assert reward.score_set([folder / "a.png", *IMAGES[1:]], ranking=True).ranked[0].second == 3
-    with pytest.raises(RuntimeError, match="it fell silent"):
-        PacoReward(GreyJudge(silent_about="Do")).score(*IMAGES[:2])
+    with pytest.raises(RuntimeError, match="no connection"):
+        PacoReward(grey_judge(silent_about="Do")).score(*IMAGES[:2])
 
 
 def test_pairs_are_scored_together_each_by_its_theme(folder: Path) -> None:
-    judge = GreyJudge(silent_about="blue")
+    judge = grey_judge(silent_about="blue")
     pairs = [(folder / "a.png", IMAGES[1]), (IMAGES[2], IMAGES[3]), ("no.png", IMAGES[0]), (IMAGES[0], IMAGES[1])]
     verdicts = PacoReward(judge).score_pairs(pairs, themes=["red", "blue", "", ""])
-    assert len(judge.calls) == 1
+    assert judge.verdicts.call_count == 1
     assert [verdict.p_yes for verdict in verdicts] == [pytest.approx(p(0, 1)), None, None, pytest.approx(p(0, 1))]
-    assert verdicts[1].error == "it fell silent"
+    assert verdicts[1].error == "no connection"
     assert "no.png" in verdicts[2].error
     with pytest.raises(ValueError, match="4 pairs and 1 themes"):
         PacoReward(judge).score_pairs(pairs, themes=["red"])
 
 
 def test_many_pairs_are_asked_in_several_calls_and_counted() -> None:
-    judge, counts = GreyJudge(), list[tuple[int, int]]()
+    judge, counts = grey_judge(), list[tuple[int, int]]()
     images = [Image.new("RGB", (8, 8), (shade,) * 3) for shade in range(30)]
     scores = score_set(judge, images, progress=lambda done, total: counts.append((done, total)))
-    assert [len(call) for call in judge.calls] == [256, 179]
+    assert [len(call.args[0]) for call in judge.verdicts.call_args_list] == [256, 179]
     assert counts == [(0, 435), (256, 435), (435, 435)]
     assert len(scores.pairs) == 435

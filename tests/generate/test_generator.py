@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn_adapters import draw_adapter
 from PIL.Image import Image
 from toy_world import ToyPolicy
 
 from pacorl.generate.generator import Generator
-from pacorl.models.adapters import adapter_state, add_lora
+from pacorl.models.adapters import add_lora
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -29,9 +30,7 @@ def generator() -> Generator:
     torch.manual_seed(0)
     policy = ToyPolicy()
     add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
-    with torch.no_grad():
-        for value in adapter_state(policy.transformer).values():
-            value.copy_(torch.randn_like(value) * 0.2)
+    draw_adapter(policy.transformer, std=0.2)
     return Generator(policy, model="toy", adapter="its own")  # type: ignore[arg-type]
 
 

@@ -14,9 +14,9 @@ from PIL import Image
 from pacorl.core.grid import split
 from pacorl.core.set_scores import TIE
 from pacorl.gate.paco_reward import PacoReward
-from pacorl.generate.generated_images import Judged, save, to_dict
+from pacorl.generate.generated_images import save, to_dict
 from pacorl.generate.generator import Generator
-from pacorl.generate.sets import best_first, generate_sets, judge_edits, judge_sets
+from pacorl.generate.sets import generate_sets, judge_edits, judge_sets
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
 from pacorl.models.policies.flux import FLUX
@@ -71,10 +71,6 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
     (first,) = generate_sets(painter, prompts[0], seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS)
     assert first.recipe == best[0].recipe
     assert [one.image.tobytes() for one in best] == [ranked[0].image.tobytes(), ranked[3].image.tobytes()]
-
-
-def test_a_missing_verdict_ranks_last():
-    assert best_first([Judged(None, error="x"), Judged(0.2), Judged(0.9), Judged(0.2)]) == [[2], [1, 3], [0]]
 
 
 def test_a_character_s_image_is_asked_about_too(tmp_path):

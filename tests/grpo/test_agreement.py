@@ -16,11 +16,9 @@ from pacorl.types import Question, Verdict
 SHORT = ["epochs=1", "evaluation.every=0", "prompts.evaluation=tiny:dev:1"]
 
 
-def lines_of(folder: Path, *settings: str, reward: object = None) -> list[dict[str, float]]:
-    functions = {"mine": reward} if reward else None
+def lines_of(folder: Path, *settings: str) -> list[dict[str, float]]:
     with toy_world():
-        trainer = PolicyTrainer(toy_config(folder, *SHORT, *settings), rewards=functions)
-        trainer.train()
+        PolicyTrainer(toy_config(folder, *SHORT, *settings)).train()
     return metrics(folder)
 
 

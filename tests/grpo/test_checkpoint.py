@@ -41,11 +41,11 @@ from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.models.policies import POLICIES
 
 
-def write(folder: Path, step: int, *, mark: int = 0) -> Path:
+def write(folder: Path, step: int) -> Path:
     """A small checkpoint whose every part says which it is."""
     target = folder / f"step-{step:06d}"
-    tensors = {f"{name}/weight": torch.full((3,), float(step + mark)) for name in ("adapter", "average")}
-    write_checkpoint(target, tensors=tensors, state={"step": step, "mark": mark})
+    tensors = {f"{name}/weight": torch.full((3,), float(step)) for name in ("adapter", "average")}
+    write_checkpoint(target, tensors=tensors, state={"step": step})
     return target
 
 

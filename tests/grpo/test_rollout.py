@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from drawn_adapters import draw_adapter
 from rollouts import collect
 from tests.twins import tiny_flux
 from tests.twins.parts import vocabulary
@@ -42,9 +43,7 @@ def policy() -> FluxPolicy:
             torch.nn.init.normal_(parameter, std=0.1)
     policy = FLUX.over(pipeline, max_sequence_length=48)
     add_lora(policy.transformer, rank=4, alpha=8, targets=LORA_TARGETS)
-    with torch.no_grad():
-        for value in adapter_state(policy.transformer).values():
-            value.copy_(torch.randn_like(value) * 0.05)
+    draw_adapter(policy.transformer, std=0.05)
     return policy
 
 

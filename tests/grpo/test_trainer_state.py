@@ -19,6 +19,7 @@ from pacorl import PolicyTrainer
 from pacorl.core.objectives.diffusion_nft import lag
 from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.checkpoint import best_checkpoint, write_checkpoint
+from pacorl.judge.http import HttpJudge
 from pacorl.models.adapters import adapter_state
 from pacorl.models.lora import read_lora
 
@@ -187,26 +188,8 @@ def test_held_out_measures_have_the_judge_of_the_evaluation(tmp_path: Path) -> N
     assert made.held_out["held_out/panel_match"].judge is not made.rewards["consistency"].judge  # type: ignore[attr-defined]
 
 
-class Closing:
-    """A judge elsewhere that says whether it was closed."""
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    def verdicts(self, questions: object) -> list[object]:
-        return []
-
-    def explain(self, question: object) -> str:
-        return ""
-
-    def wait_for_outages(self, seconds: float = 0.0) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def test_both_judges_of_a_run_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judges = {"rewards": Closing(), "held_out": Closing()}
+    judges = {name: Mock(spec=HttpJudge) for name in ("rewards", "held_out")}
     monkeypatch.setattr(builders, "open_judges", lambda config, *, remote, **place: judges if remote else {})
     trainer(tmp_path / "run").close()
-    assert all(judge.closed for judge in judges.values())
+    assert all(judge.close.called for judge in judges.values())

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from drawn_adapters import draw_adapter
 from rollouts import collect
 from toy_world import ToyPolicy
 
@@ -29,9 +30,7 @@ def policy() -> ToyPolicy:
     torch.manual_seed(0)
     policy = ToyPolicy()
     add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
-    with torch.no_grad():
-        for value in adapter_state(policy.transformer).values():
-            value.copy_(torch.randn_like(value) * 0.1)
+    draw_adapter(policy.transformer, std=0.1)
     return policy
 
 

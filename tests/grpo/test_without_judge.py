@@ -11,9 +11,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 
 JPEG = f"{{name: '{JPEG_SIZE}', args: {{prefer: large}}}}"
 OWN = """
-def redness(prompts, images):
-    return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
-
 class Asking:
     def __init__(self, judge):
         self.judge = judge
@@ -38,7 +35,6 @@ def own(tmp_path: Path) -> Path:
         ([f"rewards=[{JPEG}]", "evaluation={rewards: [{name: consistency}], judge: x}"], False, True),
         ([f"evaluation={{rewards: [{JPEG}], judge: x}}"], True, False),
         ([f"rewards=[{JPEG}]", f"evaluation={{rewards: [{JPEG}], judge: x}}"], False, False),
-        (["rewards=[{name: 'OWN:redness'}]"], False, False),
         (["rewards=[{name: 'OWN:Asking'}]"], True, False),
     ],
 )

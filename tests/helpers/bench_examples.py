@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import numpy as np
+from asked import Asked
 from PIL import Image
 
 from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.edit_reward_bench import DIMENSIONS
 from pacorl.bench.t2is import ALIGNED, ALIGNMENT, CASES, CONSISTENT, CRITERIA
 from pacorl.io.documents import write_json, write_jsonl
-from pacorl.types import Question, Verdict
+from pacorl.types import Question
 
 COLOURS = ("red", "green", "blue")
 LIGHTER = "make it a little lighter"
@@ -118,26 +119,21 @@ def gedit_example(folder: Path) -> Example:
     return folder / "rows.jsonl", BenchmarkOptions(images=folder / "made", judge="colour")
 
 
-class ColourJudge:
-    """Judge by the distance of mean colours: close ones are consistent, or inconsistent if `contrary`."""
+def by_colour(question: Question) -> float:
+    """P(Yes) by the distance of mean colours: close ones are consistent."""
+    first, *others = [
+        (np.asarray(image.convert("RGB"), dtype=np.float64) / 255).mean((0, 1)) for image in question.images
+    ]
+    distance = max([0.0, *(float(np.abs(first - other).max()) for other in others)])
+    return 0.05 + 0.9 * math.exp(-6 * distance)
 
-    def __init__(self, *, contrary: bool = False) -> None:
-        self.contrary = contrary
 
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        return [Verdict(self._p_yes(question)) for question in questions]
+class ColourJudge(Asked):
+    """A judge of colours, whose reasons have scores."""
 
     def explain(self, question: Question) -> str:
-        score = round(10 * self._p_yes(question), 2)
+        score = round(10 * (self.answer(question) or 0.0), 2)
         return json.dumps({"reasoning": "The mean colours were compared.", "score": [score, score]})
-
-    def _p_yes(self, question: Question) -> float:
-        first, *others = [
-            (np.asarray(image.convert("RGB"), dtype=np.float64) / 255).mean((0, 1)) for image in question.images
-        ]
-        distance = max([0.0, *(float(np.abs(first - other).max()) for other in others)])
-        likeness = 0.05 + 0.9 * math.exp(-6 * distance)
-        return 1 - likeness if self.contrary else likeness
 
 
 EXAMPLES: list[tuple[str, Callable[[Path], Example]]] = [

@@ -41,22 +41,22 @@ def write_tiny_prompts(path: Path, count: int) -> None:
     write_jsonl(path, rows)
 
 
-def draw_unreliably(prompts: Sequence[Prompt], seeds: Sequence[int], *, panel_size: int = 32) -> list[Image]:
+def draw_unreliably(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image]:
     """Grids as a generator would make them that gets a third of the attributes wrong; the oracle can read them."""
     sets = [panels_of_prompt(prompt) for prompt in prompts]
     return [
-        draw_grid(redrawn(panels, chance=0.35, rng=random.Random(seed)), prompt.grid, panel_size)
+        draw_grid(redrawn(panels, chance=0.35, rng=random.Random(seed)), prompt.grid, 32)
         for prompt, panels, seed in zip(prompts, sets, seeds, strict=True)
     ]
 
 
-def write_grids(folder: Path, records: list[PromptRecord], *, grids: int, panel_size: int = 32) -> None:
+def write_grids(folder: Path, records: list[PromptRecord], *, grids: int) -> None:
     rng, files = random.Random(7), []
     for record in records:
         panels = panels_of_prompt(record.prompt)
         for number in range(grids):
             name = f"grids/{record.idx}/{number}.png"
-            sheet = draw_grid(redrawn(panels, chance=0.35, rng=rng), record.prompt.grid, panel_size)
+            sheet = draw_grid(redrawn(panels, chance=0.35, rng=rng), record.prompt.grid, 32)
             write_atomic(folder / name, png_bytes(sheet))
             files.append(folder / name)
     DatasetStep(folder, "generate").finish(outputs=files, counts={})

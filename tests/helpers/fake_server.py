@@ -163,9 +163,9 @@ def decoded(content: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(content))).convert("RGB")
 
 
-def completion(body: dict[str, Any], p: float, *, mass: float = 0.9) -> dict[str, Any]:
-    """An answer whose Yes and No share `mass`."""
-    yes, no = math.log(p * mass), math.log((1 - p) * mass)
+def completion(body: dict[str, Any], p: float) -> dict[str, Any]:
+    """An answer whose Yes and No share nine tenths."""
+    yes, no = math.log(p * 0.9), math.log((1 - p) * 0.9)
     named = {YES: "token_id:7", NO: "token_id:9"} if body.get("return_tokens_as_token_ids") else {YES: "Yes", NO: "No"}
     return chat_answer([(named[YES], yes), (named[NO], no), ("Maybe", math.log(0.05))], model=body["model"])
 

@@ -25,6 +25,15 @@ from pacorl.types import Question
 PATCH = 8
 
 
+def draw_lora(model: Any, *, std: float = 0.2) -> Any:
+    """The model with the B matrices of PEFT's adapter drawn, so that it changes the answers."""
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=std)
+    return model
+
+
 def processor_of_any_size() -> ImageTextProcessor:
     """Images keep their shape: 16 pixels make a token."""
     return image_text_processor(

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from hub_cache import snapshot_in
 from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 
+from pacorl.io.files import write_atomic
 from pacorl.io.hub import OF_MODEL, OF_PIPELINE, check_checkpoint, checkpoint_digest
 
 
@@ -36,11 +38,7 @@ def test_a_hub_without_network_is_one_line_in_seconds() -> None:
 
 
 def test_what_lies_in_the_cache_is_used_without_asking_for_each_file(tmp_path: Path) -> None:
-    repo = tmp_path / "cache" / "models--nobody--model"
-    (repo / "snapshots" / "abc").mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("abc")
-    (repo / "snapshots" / "abc" / "config.json").write_text("{}")
+    write_atomic(snapshot_in(tmp_path / "cache", "nobody/model") / "config.json", "{}")
     check_checkpoint("nobody/model", "adapter_config.json", "config.json")
     assert constants.HF_HUB_OFFLINE is True
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from judges import build
+from judges import build, draw_lora
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
@@ -28,12 +28,7 @@ def base(processor: ImageTextProcessor, family: str = "qwen2_5_vl", **sizes: int
 
 def trained(model: Any) -> Any:
     """PEFT's own model of an adapter whose B matrices are drawn, so that it changes the answers."""
-    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=LANGUAGE))
-    torch.manual_seed(1)
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return adapted
+    return draw_lora(get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=LANGUAGE)))
 
 
 @pytest.fixture(scope="module")

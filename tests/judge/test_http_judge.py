@@ -55,11 +55,6 @@ def assert_all_right(judge: HttpJudge) -> None:
 # --- a server that behaves -------------------------------------------------------------------------------------
 
 
-def test_verdicts_are_those_of_their_questions(server: FakeServer) -> None:
-    with judge_of(server) as judge:
-        assert_all_right(judge)
-
-
 def test_equal_questions_are_asked_once_and_equal_images_encoded_once(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ from judges import build, pairs, panels, plain_logits, plain_p_yes
 from PIL import Image
 
 from pacorl.core import questions
-from pacorl.io.images import ImageError
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judge.judge import VARIANTS
 from pacorl.judge.local import LocalJudge
@@ -165,19 +164,3 @@ def test_the_judge_explains(judge: LocalJudge) -> None:
 def test_a_question_cannot_smuggle_an_image_in(judge: LocalJudge) -> None:
     (verdict,) = judge.verdicts([Question(tuple(panels(2)), "Same? <|image_pad|>")])
     assert (verdict.p_yes, verdict.error) == (None, "a text may not hold the control token <|image_pad|>; take it out")
-
-
-@pytest.mark.parametrize(("size", "message"), [((1, 1), "1x1 is too small"), ((2000, 8), "2000x8 is too long")])
-def test_an_image_that_cannot_be_looked_at_is_named(judge: LocalJudge, size: tuple[int, int], message: str) -> None:
-    images = (panels(1)[0], Image.new("RGB", size))
-    with pytest.raises(ImageError, match=rf"image 2 of 'Same\?': {message}"):
-        judge.verdicts([Question(images, "Same?")])
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "CMYK", "L"])
-def test_other_colour_modes_are_judged_as_what_they_show(judge: LocalJudge, mode: str) -> None:
-    image = panels(1)[0].convert("L").convert("RGB")
-    shown = image.quantize() if mode == "P" else image.convert(mode)
-    asked = [Question((first, image), "Same?") for first in (image, shown)]
-    as_rgb, as_mode = answers(judge, asked)
-    assert as_mode == pytest.approx(as_rgb, abs=1e-2)

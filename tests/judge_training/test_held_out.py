@@ -16,14 +16,14 @@ from pacorl.report.page import write_report
 from pacorl.types import Comparison
 
 
-def pairs(folder: Path, *, prompts: int, each: int = 6, colour: str = "red") -> list[Comparison]:
+def pairs(folder: Path, *, prompts: int, colour: str = "red") -> list[Comparison]:
     """Pairs of two images, Yes and No in turn."""
     folder.mkdir(exist_ok=True)
     image = folder / "a.png"
     Image.new("RGB", (8, 8), colour).save(image)
     return [
-        Comparison((image, image), "Same?", consistent=number % 2 == 0, group=f"prompt {number // each}")
-        for number in range(prompts * each)
+        Comparison((image, image), "Same?", consistent=number % 2 == 0, group=f"prompt {number // 6}")
+        for number in range(prompts * 6)
     ]
 
 

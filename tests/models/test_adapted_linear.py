@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_adapters import draw_adapter
 from peft.tuners import lora
 from tests.twins import tiny_flux_transformer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pacorl.models.adapted_linear import join_projections
-from pacorl.models.adapters import adapter_off, adapter_state, add_lora, lora_layers
+from pacorl.models.adapters import adapter_off, add_lora, lora_layers
 from pacorl.models.policies.flux import LORA_TARGETS
 
 
@@ -19,9 +20,7 @@ def adapted(dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)).to(dtype)
     add_lora(model, rank=4, alpha=8, targets=["0", "2"])
-    with torch.no_grad():
-        for value in adapter_state(model).values():
-            value.copy_(torch.randn_like(value) * 0.05)
+    draw_adapter(model, std=0.05)
     return model
 
 
@@ -80,9 +79,7 @@ def test_joined_projections_are_those_apart_in_fewer_products() -> None:
     torch.manual_seed(0)
     transformer: Any = tiny_flux_transformer()
     add_lora(transformer, rank=4, alpha=8, targets=LORA_TARGETS)
-    with torch.no_grad():
-        for value in adapter_state(transformer).values():
-            value.copy_(torch.randn_like(value) * 0.05)
+    draw_adapter(transformer, std=0.05)
     x, y = torch.randn(2, 4, transformer.inner_dim), torch.randn(2, 3, transformer.inner_dim)
     found, names, counts = [], [], []
     for joined in (False, True):

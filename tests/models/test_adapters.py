@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_adapters import draw_adapter
 from torch import nn
 
 from pacorl.models.adapters import (
@@ -42,9 +43,7 @@ def adapted() -> Two:
     """With an adapter whose weights are all drawn."""
     model = Two()
     add_lora(model, rank=RANK, alpha=ALPHA, targets=["into", "out"])
-    with torch.no_grad():
-        for value in adapter_state(model).values():
-            value.copy_(torch.randn_like(value))
+    draw_adapter(model, std=1.0)
     return model
 
 

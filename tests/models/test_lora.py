@@ -10,6 +10,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from hub_cache import snapshot_in
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -226,10 +227,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The snapshot of org/zoo in a cache of its own, as a download leaves it; no network is reached."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    repo = tmp_path / "hub" / "models--org--zoo"
-    (repo / "refs").mkdir(parents=True)
-    (repo / "refs" / "main").write_text("0" * 40)
-    return repo / "snapshots" / ("0" * 40)
+    return snapshot_in(tmp_path / "hub", "org/zoo")
 
 
 @pytest.mark.parametrize(

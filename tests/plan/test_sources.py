@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
+from hub_cache import snapshot_in
 from safetensors.torch import save_file
 
 from pacorl.config.base import load
@@ -14,16 +14,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.local import TINY_JUDGE
 from pacorl.plan import sources
 from pacorl.tiny import CHECKPOINTS
-
-
-@pytest.fixture(autouse=True)
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The snapshot of lab/loras in a cache of its own."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    repo = tmp_path / "hub" / "models--lab--loras"
-    (repo / "refs").mkdir(parents=True)
-    (repo / "refs" / "main").write_text("abc")
-    return repo / "snapshots" / "abc"
 
 
 def weights(file: Path) -> Path:
@@ -79,10 +69,10 @@ def test_a_sharded_checkpoint_needs_every_shard(tmp_path: Path) -> None:
     assert "judge.checkpoint" not in absent(f"judge.checkpoint={tmp_path}")
 
 
-def test_an_adapter_that_would_load_is_not_absent(tmp_path: Path, hub: Path) -> None:
+def test_an_adapter_that_would_load_is_not_absent(tmp_path: Path, hub_cache: Path) -> None:
     assert "adapter.start" in absent(f"adapter.start={tmp_path / 'no-run'}")
     weights(tmp_path / "run" / "lora" / "adapter_model.safetensors")
-    weights(hub / "styles" / "night.safetensors")
+    weights(snapshot_in(hub_cache, "lab/loras") / "styles" / "night.safetensors")
     for source in (tmp_path / "run", "lab/loras:styles/night.safetensors"):
         assert "adapter.start" not in absent(f"adapter.start={source}")
     remedies = absent("adapter.start=lab/loras:styles/day.safetensors", "judge.adapter=lab/others:judge")

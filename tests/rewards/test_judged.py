@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -35,13 +34,6 @@ PROMPT = Prompt(id=5, text="a set", grid=Grid(1, 3), criteria=CRITERIA)
 SHEET = Image.new("RGB", (48, 16))
 
 
-def test_criteria_are_averaged_over_pairs_then_criteria_then_dimensions() -> None:
-    judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])
-    style, logic = fmean([fmean([0.1, 0.2, 0.3]), fmean([0.5, 0.7, 0.9])]), fmean([1.0, 0.0, 1.0])
-    assert Consistency(judge, ask="criteria")([PROMPT], [SHEET]) == [pytest.approx(fmean([style, logic]))]
-    assert len(judge.questions) == 9
-
-
 def test_null_criteria_are_not_asked(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "a.jsonl").write_text(
         '{"prompt": "A 1x3 grid.", "criteria": {"Style": {"Ink": "one ink", "Paper": null}, "Logic": null}}\n'
@@ -57,7 +49,7 @@ def test_a_record_without_criteria_is_named() -> None:
         reward.check([PROMPT, Prompt(id=7, text="a", grid=Grid(1, 2), criteria={"Style": {}})])
 
 
-def test_the_parts_of_consistency_are_the_pairs_of_each_panel() -> None:
+def test_criteria_weigh_alike_in_their_dimension_and_parts_are_the_pairs_of_each_panel() -> None:
     judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])  # pairs 0.65, 0.225 and 0.8
     (found,) = Consistency(judge, ask="criteria").panel_scores([PROMPT], [SHEET])
     assert found.score == pytest.approx((0.65 + 0.225 + 0.8) / 3)

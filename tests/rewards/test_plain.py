@@ -11,6 +11,7 @@ from scored import score
 
 from pacorl.config.reward_section import RewardConfig
 from pacorl.rewards import build_rewards, check_rewards
+from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt
 
 OWN = """
@@ -30,6 +31,9 @@ class Picky:
 
     def __call__(self, prompts, images):
         return [1 / (len(prompt.text) - 5) for prompt in prompts]
+
+def leaves(prompts, images):
+    raise SystemExit(0)
 """
 
 
@@ -68,3 +72,5 @@ def test_its_faults_name_line_and_record(own: Path, sheets: list[Image.Image]) -
     batch = [Prompt(id=1, text="long enough"), Prompt(id=2, text="seven")]
     with pytest.raises(ValueError, match="line 17: ZeroDivisionError on prompt 1, prompt 2"):
         score(picky, batch, sheets[:2])  # type: ignore[arg-type]
+    with pytest.raises(RewardError, match="line 20: SystemExit on prompt 1, prompt 2"):
+        score(build(f"{own}:leaves"), batch, sheets[:2])  # type: ignore[arg-type]

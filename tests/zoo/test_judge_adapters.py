@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from judges import build, pairs, processor_of_any_size
+from hub_cache import snapshot_in
+from judges import build, draw_lora, pairs, processor_of_any_size
 
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.io.processor import ImageTextProcessor
@@ -45,15 +46,6 @@ def loaded(base: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
 
 
-def drawn(model: Any) -> Any:
-    """The adapter's weights drawn, so that it changes the answers."""
-    torch.manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
 def p_yes(model: Any, processor: ImageTextProcessor) -> list[float | None]:
     return [verdict.p_yes for verdict in LocalJudge(model, processor).verdicts(pairs(6))]
 
@@ -63,7 +55,7 @@ def made(base: Path) -> Any:
     """PEFT's own model of an adapter, as the judge's training makes it, with a second one named `old`."""
     model = tune(loaded(base), RewardTuningConfig(rank=RANK, alpha=ALPHA))
     model.add_adapter("old", copy.deepcopy(model.peft_config["default"]))
-    return drawn(model)
+    return draw_lora(model)
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +102,6 @@ def test_a_lora_on_the_hub_as_the_judge(
     """The released PaCo-Reward-7B-Lora, in small; its files are in the cache, and no network is reached."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    repo = tmp_path / "models--lab--judge-lora"
-    saved(made, repo / "snapshots" / "abc" / folder)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("abc")
+    saved(made, snapshot_in(tmp_path, "lab/judge-lora") / folder)
     judge = LocalJudge.from_pretrained(name)
     assert [verdict.p_yes for verdict in judge.verdicts(pairs(6))] == truth
