@@ -99,6 +99,7 @@ def test_a_theme_is_a_phrase_and_has_an_identity_if_it_names_a_subject(text, the
         ("Could you please draw me five sketches of a fox?", 5),
         # One image, or a text with its panels.
         ("two cats on a sofa", 0),
+        ("Two cats on a sofa, a cushion reading 'Home'", 0),
         ("four cats playing cards", 0),
         ("Five apples, three red and two green", 0),
         ("Three friends including Ann, Bob and Cid", 0),

@@ -160,8 +160,8 @@ def read_request(text: str) -> SetRequest | None:
     # Any plural, if the text lists as many: "three chalkboards … featuring: 'Fresh Brew', …".
     match = COUNTED.match(text)
     request = match and _request_of(text, match)
-    if request and request.count and LISTING.search(request.content):
-        _, items = _items(request.content, request.count)
+    if request and request.count:
+        _, items = _items(request.content, request.count, marks=FIRM_MARK)
         if len(items) == request.count:
             return request
     _, items = numbered_items(text)
@@ -208,8 +208,8 @@ BEGINNING = re.compile(
 """Words before the subject."""
 LIST_MARK = re.compile(r"[:(—]|\b(?:showing|depicting|featuring|including|such as|namely)\b", re.I)
 """Opens a list."""
-LISTING = re.compile(rf"[:—]|\b(?:featuring|namely)\b|{QUOTED.pattern}", re.I)
-"""Opens a list and never a description, or is a quotation."""
+FIRM_MARK = re.compile(r"[:—]|\b(?:featuring|namely)\b", re.I)
+"""Opens a list, and never a description."""
 LABEL = re.compile(r"reading|saying|labelled|labeled|titled", re.I)
 LIST_WORD = re.compile(rf"\b(?:{LABEL.pattern}|featuring|showing|including|with|such as|namely)$", re.I)
 """The last word before quotations."""
@@ -307,8 +307,12 @@ def _varied(vague: re.Match[str] | None, count: int, *, progress: bool) -> list[
     return [way + moment for moment in MOMENTS for way in ways][:count]
 
 
-def _items(content: str, count: int) -> tuple[str, list[str]]:
-    """Split a request's content into its subject and the listed or quoted panels; none without a list."""
+def _items(content: str, count: int, *, marks: re.Pattern[str] = LIST_MARK) -> tuple[str, list[str]]:
+    """Split a request's content into its subject and the listed or quoted panels; none without a list.
+
+    Args:
+        marks: marks that open a list; by default a list of `count` items needs none.
+    """
     content = BEGINNING.sub("", content, count=1)
     subject, items = numbered_items(content)
     if len(items) == count:
@@ -317,7 +321,7 @@ def _items(content: str, count: int) -> tuple[str, list[str]]:
         return content[: match.start()], [f"{time}{match['event']}".strip(EDGES) for time in ("before", "after")]
     quotations = list(QUOTED.finditer(content))
     if len(quotations) < 2:
-        return _listed(content, count)
+        return _listed(content, count, marks)
 
     subject = content[: quotations[0].start()].rstrip(EDGES)
     texts = ["".join(filter(None, quotation.groups())) for quotation in quotations]
@@ -330,17 +334,19 @@ def _items(content: str, count: int) -> tuple[str, list[str]]:
     return subject, texts
 
 
-def _listed(content: str, count: int) -> tuple[str, list[str]]:
+def _listed(content: str, count: int, marks: re.Pattern[str]) -> tuple[str, list[str]]:
     """Split off a list of `count` items from the subject; no items if there is no such list."""
     # A list behind a mark. Only the last five marks: each covers the rest of the text, so colons would cost minutes.
-    for mark in reversed(list(LIST_MARK.finditer(content))[-5:]):
+    for mark in reversed(list(marks.finditer(content))[-5:]):
         listed = content[mark.end() :]
         items = _split(COMMA, listed)
         if len(items) != count:
             items = _split(COMMA_OR_AND, listed)
         if len(items) == count or (mark[0] == ":" and len(items) > 1):
             return content[: mark.start()], items
-    return _unmarked(content, count) if "," in content else (content, [])
+    if marks is FIRM_MARK or "," not in content:
+        return content, []
+    return _unmarked(content, count)
 
 
 def _unmarked(content: str, count: int) -> tuple[str, list[str]]:
