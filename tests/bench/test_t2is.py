@@ -141,7 +141,8 @@ def test_images_of_others_and_their_aesthetics(
     with pytest.raises(ValueError, match="linearMSE"):  # the head is not here, before anything is generated
         bench_over(t2is_folder, images, aesthetics=True)
 
-    monkeypatch.setattr("pacorl.bench.t2is.T2isBench.predictor", lambda _, prompts, images: [6.0 for _ in images])
+    monkeypatch.setattr("pacorl.rewards.clip.load_aesthetic_head", lambda path: [])
+    monkeypatch.setattr("pacorl.rewards.clip.Aesthetic.__call__", lambda _, prompts, images: [6.0 for _ in images])
     bench = bench_over(t2is_folder, images, aesthetics=True)
     (line, *_) = run(bench, JUDGE).table.lines
     cells = dict(zip(bench.table.columns, line.cells, strict=True))

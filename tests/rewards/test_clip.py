@@ -114,10 +114,12 @@ def test_a_long_text_is_cut_as_the_model_cuts_it(
     ]
 
 
-def test_a_head_that_runs_code_is_refused(tiny_clip: Path, tmp_path: Path) -> None:
+def test_a_head_that_runs_code_or_has_more_layers_is_refused(tiny_clip: Path, head: Path, tmp_path: Path) -> None:
     torch.save({"layers.0.weight": tmp_path}, tmp_path / "code.pth")  # a Path is no tensor
-    with pytest.raises(ValueError, match=r"code\.pth is damaged"):
-        Aesthetic(str(tiny_clip), head=str(tmp_path / "code.pth")).load()
+    torch.save(torch.load(head, weights_only=True) | {"layers.9.bias": torch.zeros(1)}, tmp_path / "more.pth")
+    for name in ("code.pth", "more.pth"):
+        with pytest.raises(ValueError, match=f"{name} is damaged"):
+            Aesthetic(str(tiny_clip), head=str(tmp_path / name)).load()
 
 
 def test_what_is_encoded_once_is_handed_back_to_each() -> None:

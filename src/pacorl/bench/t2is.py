@@ -46,7 +46,7 @@ from pacorl.types import Prompt, Question, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.rewards.reward import Reward
+    from pacorl.rewards.clip import Aesthetic
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -129,8 +129,6 @@ class T2isBench(ImageBenchmark[Case]):
 
     def read(self, source: Path) -> Dataset[Case]:
         """Read the three files; a fault names the case whose entries do not match."""
-        if self.options.aesthetics:
-            _ = self.predictor  # a missing head is refused before images are generated
         fix = "give the folder of ChengyouJia/T2IS-Bench as published"
         cases, criteria, alignment = (read_object(source / name, fix=fix) for name in (CASES, CRITERIA, ALIGNMENT))
         items = []
@@ -139,6 +137,8 @@ class T2isBench(ImageBenchmark[Case]):
                 entry = record if isinstance(record, dict) else {}
                 attached = {"key": name, CRITERIA: criteria.get(name), ALIGNMENT: alignment.get(name)}
                 items.append(typed(entry | attached, Case))
+        if self.options.aesthetics:
+            _ = self.predictor.head  # a missing one is refused before images are generated
         return Dataset(source / CASES, items, content=[cases, criteria, alignment])
 
     def settings(self, judge: str) -> JsonObject:
@@ -162,14 +162,12 @@ class T2isBench(ImageBenchmark[Case]):
             write_atomic(self.images / _panel_file(job.key, number), png_bytes(panel))
 
     @cached_property
-    def predictor(self) -> Reward:
-        """LAION's predictor."""
+    def predictor(self) -> Aesthetic:
+        """LAION's predictor, whose CLIP loads at the first image, after a generator's work."""
         # Rewards import torch; a command's help, which reads this file, must not.
         from pacorl.rewards.clip import Aesthetic
 
-        reward = Aesthetic(device=available_device())
-        reward.load()
-        return reward
+        return Aesthetic(device=available_device())
 
     def _panels(self, key: str, images: ImageCache) -> list[Image]:
         return [images.open(_panel_file(key, number)) for number in range(1, len(self.items[key].captions) + 1)]

@@ -150,23 +150,23 @@ class Aesthetic(ClipReward):
     ) -> None:
         super().__init__(checkpoint, dtype, device)
         self.head_path = Path(head)
-        self._head: list[tuple[Tensor, Tensor]] = []
 
-    def load(self) -> list[tuple[Tensor, Tensor]]:
-        """Its head. Raises RewardError if the file is absent or is no such head."""
-        if not self._head:
-            self._head = load_aesthetic_head(self.head_path)
-            _ = self.clip.parts
-        return self._head
+    @cached_property
+    def head(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias of each layer. Raises RewardError if the file is absent or is no such head."""
+        return load_aesthetic_head(self.head_path)
+
+    def load(self) -> object:
+        return self.head, super().load()
 
     def check(self, prompts: Sequence[Prompt]) -> None: ...
 
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        head = self.load()
+        self.load()
         panels, counts = _panels(prompts, images)
         hidden_PC = self.clip.images(panels)
-        for weight, bias in head:
+        for weight, bias in self.head:
             hidden_PC = nn.functional.linear(hidden_PC, weight, bias)
         return [fmean(score.tolist()) for score in hidden_PC[:, 0].split(counts)]
 
@@ -180,10 +180,12 @@ def load_aesthetic_head(path: Path) -> list[tuple[Tensor, Tensor]]:
     try:
         # It is a pickle; without `weights_only` it could run code.
         state = torch.load(path, map_location="cpu", weights_only=True)
-        layers = [(state[f"layers.{n}.weight"].float(), state[f"layers.{n}.bias"].float()) for n in AESTHETIC_LAYERS]
+        layers = [(state.pop(f"layers.{n}.weight"), state.pop(f"layers.{n}.bias")) for n in AESTHETIC_LAYERS]
+        if state:
+            raise KeyError(*state)
+        return [(weight.float(), bias.float()) for weight, bias in layers]
     except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
-        raise RewardError(f"{path} is damaged, or lacks the predictor's layers ({excerpt(str(error))})") from None
-    return layers
+        raise RewardError(f"{path} is damaged, or has not the predictor's layers ({excerpt(str(error))})") from None
 
 
 def _panels(prompts: Sequence[Prompt], images: Sequence[Image]) -> tuple[list[Image], list[int]]:
