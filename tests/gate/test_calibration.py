@@ -8,10 +8,12 @@ import pytest
 from asked import Asked
 from PIL import Image
 
+from pacorl.config.options import UsageError
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent
 from pacorl.gate.calibrate import FEWEST_FOR_BINS, ask_comparisons, error_line
 from pacorl.gate.paco_reward import PacoReward
+from pacorl.judge import check_judge
 from pacorl.judge.calibration import Calibration, read_calibration, threshold
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.world import all_panels, draw
@@ -59,6 +61,18 @@ def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> 
     with PacoReward.from_pretrained("tiny", calibration=path) as reward:
         assert reward.judge.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
         assert reward.score_set(TWO).calibrated
+
+
+@pytest.mark.slow
+def test_a_judge_is_compared_with_its_calibration_once_its_weights_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.json"
+    Calibration("tiny", Curve(), identity="sha256 0").save(path)
+    monkeypatch.setattr("pacorl.judge.identity_at", lambda source: "")  # as of a hub's name before its download
+    check_judge("tiny", calibration=path)
+    with pytest.raises(UsageError, match="sha256 0"):
+        PacoReward.from_pretrained("tiny", calibration=path)
 
 
 def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:

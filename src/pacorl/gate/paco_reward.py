@@ -11,7 +11,7 @@ from pacorl.core.batches import in_batches
 from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
-from pacorl.judge import check_judge, judge_from
+from pacorl.judge import check_judge, identity_at, judge_from
 from pacorl.judge.calibration import read_calibration
 from pacorl.types import Question, Verdict
 
@@ -66,6 +66,8 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         check_judge(str(source), calibration=calibration)
         curve = read_calibration(calibration)
         judge, name = judge_from(str(source), variants=variants, calibration=curve, memory=memory)
+        if curve:  # once more: only now are a hub's weights here
+            curve.check_judge(str(source), name, identity_at(str(source), judge))
         return cls(judge, name=name)
 
     @property

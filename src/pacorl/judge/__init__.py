@@ -147,7 +147,9 @@ def default_judge(images: Iterable[Path | bytes]) -> str:
 
 
 def check_judge(source: str, *, adapter: str = "", calibration: str | Path = "") -> None:
-    """Check a source string, its adapter and its calibration before weights are loaded; a server's faults appear later.
+    """Check a source string, its adapter and its calibration before weights are loaded.
+
+    Of a server, and of weights that are not on this machine yet, a fault appears later.
 
     Raises:
         ValueError: There is no such checkpoint or adapter, or they do not fit.
@@ -157,5 +159,6 @@ def check_judge(source: str, *, adapter: str = "", calibration: str | Path = "")
         from pacorl.judge.local import check_local
 
         check_local(source, adapter)
-        if curve := read_calibration(calibration):
-            curve.check_judge(source, source, identity_at(source))
+        curve, identity = read_calibration(calibration), identity_at(source)
+        if curve and identity:
+            curve.check_judge(source, source, identity)
