@@ -184,6 +184,7 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     assert plan.memory.phases == pytest.approx(plan_training(config, ask=False).memory.phases, rel=1e-3)
     assert [absence.key for absence in plan.absences] == ["model.checkpoint"]
     assert plan.facts["times_seen"] == config.epochs * config.prompts_per_epoch
+    assert "evaluation.samples_per_prompt" in plan.facts["few_images"]
     assert not Path("run").exists()
 
     # Rewards of a file are tried, and settings that the config has are not advised.

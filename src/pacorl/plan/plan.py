@@ -50,6 +50,8 @@ LESS_MEMORY = {
 """A run's `memory` → ways to need less of a card."""
 LEAKS = "leaks"
 """Fact: training prompts that are also evaluated."""
+FEW_IMAGES = 8
+"""Images of an evaluation below which it shows hardly any change."""
 NO_CARD = "no card here"
 CPU_HOURS = 24
 """A run of more hours on a CPU is meant for a card."""
@@ -317,6 +319,7 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
         facts["times_seen"] = round(config.epochs * samples / config.group_size / len(train), 1)
     if rounded := divide(config, world=config.processes).differences(config):
         facts["rounded"] = rounded
+    facts |= _few_images(len(shown), config.evaluation.samples_per_prompt)
     if leaks:
         facts[LEAKS] = leaks
 
@@ -339,6 +342,17 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
                 except RewardError as fault:
                     absences.append(MissingFile("rewards", name, str(fault)))
     return Data(prompts, len(shown), encoders, [*absences, *sources.absences_of(config, encoders)], facts)
+
+
+def _few_images(prompts: int, each: int) -> dict[str, str]:
+    """Warn of an evaluation with few images; empty if it has enough, or if its prompts are absent."""
+    if not 0 < prompts * each < FEW_IMAGES:
+        return {}
+    text = (
+        f"an evaluation has {prompts * each}, of {prompts} prompts, which shows large changes alone; hold out more "
+        "prompts, or raise evaluation.samples_per_prompt"
+    )
+    return {"few_images": text}
 
 
 def decided(config: PolicyConfig) -> PolicyConfig:
