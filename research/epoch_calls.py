@@ -70,10 +70,11 @@ def counted(folder: Path) -> dict[str, Calls]:
     x_BNC = trainer.policy.noise([0], size)
     conditioning = trainer.cache.batch(trainer.train_prompts[:1], size)
     question = Question((Image.new("RGB", (64, 64)), Image.new("RGB", (64, 64), "red")), "Are these images alike?")
-    assert trainer.judge is not None
+    assert trainer.consistency is not None
+    judge = trainer.consistency.judge
     acts = {
         "epoch": trainer.run_epoch,
-        "question": lambda: trainer.judge.verdicts([question]),
+        "question": lambda: judge.verdicts([question]),
         "velocity": lambda: trainer.policy.velocity(x_BNC, torch.full((1,), 0.5), conditioning, size),
     }
     counts = {name: calls_of(act) for name, act in acts.items()}

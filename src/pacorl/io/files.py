@@ -402,12 +402,12 @@ def inside(folder: Path, relative: str) -> Path:
     raise ValueError(f"{relative!r} leads out of {folder}; paths must stay inside the folder")
 
 
-def existing(folder: Path, relative: str) -> Path:
-    """Return `folder/relative`. Raises ValueError if it is outside of `folder` or missing."""
+def existing(folder: Path, relative: str, *, fix: str = "") -> Path:
+    """Return `folder/relative`. Raises ValueError if it is outside of `folder` or, ending in `fix`, missing."""
     inside(folder, relative)
     path = folder / relative
     if not path.exists():
-        raise ValueError(f"{path} does not exist{twin_hint(folder, relative)}")
+        raise ValueError(f"{path} does not exist{twin_hint(folder, relative)}{fix}")
     return path
 
 

@@ -161,7 +161,7 @@ def _comparison(record: JsonObject, *, entry: str, folder: Path) -> Comparison:
     if tags not in (0, count):
         raise ValueError(f"it has {count} images and {tags} {IMAGE_TAG} tags; there must be one for each")
     fields: dict[str, Any] = row.model_dump(exclude={"messages"}) | {
-        "images": tuple(existing(folder, name) for name in row.images),
+        "images": tuple(existing(folder, name, fix="; unpack the images beside the file") for name in row.images),
         # A judge's template puts images in front of the question; tags within it stay.
         "question": row.question.removeprefix(IMAGE_TAG * count),
         "category": row.category or entry,
