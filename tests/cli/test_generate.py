@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import stories
 from edit_twins import klein_pipeline
 from PIL import Image
 from typer.testing import CliRunner
@@ -14,8 +15,7 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.cli.generator import AdaptedGenerator
 
-SET = ("--prompt", "a red hero with a crown in town", "--panel", "waving, flag", "--panel", "jumping, boat")
-SET += ("--panel", "standing, tree", "--panel", "waving, lamp")
+SET = ("--prompt", "a red hero with a crown in town", *stories.SET)
 SMALL = ("--size", "64x64", "--steps", "2")
 
 

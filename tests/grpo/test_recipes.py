@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline
 from fake_server import FakeServer
 from research import hardware
-from research.tiny.edits import world_edits, write_edits
+from runs import write_edit_twins
 from tiny_runs import metrics, train_policy
 
 from pacorl.config import base as configs
@@ -93,11 +92,7 @@ def test_every_config_can_be_planned(path: Path) -> None:
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny checkpoints of the generators that the recipes name, and edits."""
     folder = tmp_path_factory.mktemp("parts")
-    kontext_pipeline().save_pretrained(folder / "kontext")
-    qwen_pipeline().save_pretrained(folder / "qwen_edit")
-    klein_pipeline().save_pretrained(folder / "klein")
-    for split in ("train", "dev"):
-        write_edits(folder, world_edits(split, 2), name=split)
+    write_edit_twins(folder)
     return folder
 
 

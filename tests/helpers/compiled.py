@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from drawn_adapters import draw_adapter
 from edit_twins import drawn
 from rollouts import collect
 from tests.twins import tiny_flux, tiny_flux_transformer
@@ -17,7 +18,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
-from pacorl.models.adapters import adapter_state, add_lora, full_tensor
+from pacorl.models.adapters import add_lora, full_tensor
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.processes import Runtime
@@ -35,9 +36,7 @@ def small_policy(dtype: torch.dtype = torch.float32) -> FluxPolicy:
     pipeline.transformer = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
     policy: Any = FLUX.over(drawn(pipeline).to(dtype), max_sequence_length=48)
     add_lora(policy.transformer, rank=4, alpha=8, targets=["attn.to_q", "ff.net.2"])
-    with torch.no_grad():
-        for value in adapter_state(policy.transformer).values():
-            value.copy_(torch.randn_like(value) * 0.05)
+    draw_adapter(policy.transformer, std=0.05)
     policy.transformer.train()
     return policy  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import worlds
-from judges import build, processor_of_any_size
+from judges import build, draw_lora, processor_of_any_size
 from runs import train_judge
 from safetensors.torch import load_file
 from tiny_runs import metrics as lines
@@ -306,11 +306,7 @@ def test_what_is_trained(model: Any) -> None:
 
 @pytest.mark.slow
 def test_an_adapter_may_be_the_start(tmp_path: Path) -> None:
-    first = tune(load_model("tiny", dtype="float32"), RewardTuningConfig(rank=4, alpha=8))
-    torch.manual_seed(1)
-    for name, parameter in first.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter)
+    first = draw_lora(tune(load_model("tiny", dtype="float32"), RewardTuningConfig(rank=4, alpha=8)))
     first.save_pretrained(tmp_path)
     start = RewardTuningConfig(rank=4, alpha=8, start=str(tmp_path))
     second = tune(load_model("tiny", dtype="float32"), start)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from stories import SET
 from tests.plan.test_plan import measured_peak
 from tiny_hero import SMALL, hero_config, make_hero
 from torch.profiler import ProfilerActivity, profile
@@ -23,11 +24,6 @@ from pacorl.plan.plan import CARD_MARGIN
 from pacorl.types import Prompt
 
 CHARACTERS = [name for name in recipe_names() if name.startswith("character/") and name != "character/tiny"]
-
-
-@pytest.fixture(autouse=True)
-def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
 @pytest.mark.parametrize(
@@ -66,11 +62,9 @@ def test_a_character_s_plan_is_what_its_run_takes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_generating_fits_small_cards() -> None:
-    panels = ["--panel=waving, flag", "--panel=jumping, boat", "--panel=standing, tree", "--panel=waving, lamp"]
-
     def peak(*flags: str) -> float:
         """GiB of the card."""
-        result = CliRunner().invoke(app, ["generate", "a hero in town", *panels, "--dry-run", "--json", *flags])
+        result = CliRunner().invoke(app, ["generate", "a hero in town", *SET, "--dry-run", "--json", *flags])
         document = json.loads(result.stdout)
         assert result.exit_code == (2 if document["absences"] else 0), result.output
         return float(document["peak_bytes"]) / 2**30

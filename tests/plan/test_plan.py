@@ -33,11 +33,6 @@ JPEG = f"rewards=[{{name: '{JPEG_SIZE}'}}]"
 GIB = 2**30
 
 
-@pytest.fixture(autouse=True)
-def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
 # --- against reality; tests/fullsize has whole runs --------------------------------------------------------------
 
 

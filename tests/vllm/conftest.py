@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from judges import draw_lora
 from tests.twins.parts import tiny_judge, vocabulary
 
 from pacorl.judge.local import LocalJudge
@@ -104,9 +105,4 @@ def _adapter(checkpoint: Path, folder: Path) -> None:
     """A LoRA on the language model's attention whose B matrices are drawn, so that it changes the answers."""
     model = LocalJudge.from_pretrained(checkpoint).model
     targets = ("q_proj", "k_proj", "v_proj", "o_proj")
-    adapted = tune(model, RewardTuningConfig(rank=8, alpha=16, targets=targets))
-    torch.manual_seed(1)
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    adapted.save_pretrained(folder)
+    draw_lora(tune(model, RewardTuningConfig(rank=8, alpha=16, targets=targets))).save_pretrained(folder)

@@ -8,7 +8,6 @@ for that name, and up @ down if it has none: metadata is not read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -89,14 +88,10 @@ def key_map(transformer: nn.Module) -> dict[str, Target]:
     return keys
 
 
+@torch.no_grad()
 def load_in_comfy(transformer: nn.Module, file: Path) -> list[str]:
     """Changes the model's weights as ComfyUI would; returns the tensors of the file that it does not know."""
-    return patch_in_comfy(transformer, load_file(file))
-
-
-@torch.no_grad()
-def patch_in_comfy(transformer: nn.Module, tensors: Mapping[str, Tensor], strength: float = 1.0) -> list[str]:
-    """The same with tensors that are read already, at a strength."""
+    tensors = load_file(file)
     targets = targets_of(transformer)
     weights = _joined(transformer, targets)
     read: set[str] = set()
@@ -108,7 +103,7 @@ def patch_in_comfy(transformer: nn.Module, tensors: Mapping[str, Tensor], streng
             change = tensors[up].float() @ tensors[down].float()
             alpha = tensors.get(f"{name}.alpha")
             scale = 1.0 if alpha is None else alpha.item() / tensors[down].shape[0]
-            weights[weight][rows] += strength * scale * change
+            weights[weight][rows] += scale * change
     for name, (weight, rows) in targets.items():
         transformer.get_submodule(name).weight.copy_(weights[weight][rows])
     return sorted(set(tensors) - read)
