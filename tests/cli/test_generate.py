@@ -35,27 +35,34 @@ def no_weights(monkeypatch):
     monkeypatch.setattr(AdaptedGenerator, "load", Mock(side_effect=AssertionError("weights were loaded")))
 
 
+# --- sets from one sentence, and characters ----------------------------------------------------------------------
+
+SENTENCE = "Four images of a red hero with a crown in town: waving by a flag, jumping by a boat, "
+SENTENCE += "standing by a tree and waving by a lamp"
+
+
 @pytest.mark.slow
-def test_sets_with_scores_and_json(tmp_path):
-    result = run(*SET, *SMALL, "--best-of", "2", "--keep-all", "--seed", "4", "--out", tmp_path / "out", "--json")
+def test_a_file_of_prompts_makes_sets_of_each_with_scores(tmp_path):
+    file = tmp_path / "prompts.txt"
+    assert str(file) in refused(file)
+    file.write_text(f"{SENTENCE}\n{SENTENCE.replace('red', 'blue')}\n")
+    assert str(file) in refused(file, "--panel", "waving, flag")
+    kept = ("--best-of", "2", "--keep-all", "--count", "2", "--seed", "4")
+    result = run(file, *SMALL, *kept, "--out", tmp_path, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     made = document["made"]
-    assert [image["rank"] for image in made] == [1, 2]
+    names = [Path(image["file"]).name for image in made]
+    assert names == [f"set-{number}-rank-{rank}.png" for number in (1, 2, 3, 4) for rank in (1, 2)]
+    assert sorted(image["seed"] for image in made) == list(range(4, 12))
+    assert ["red" in image["prompt"] for image in made] == [True] * 4 + [False] * 4
     assert made[0]["score"] >= made[1]["score"] - 0.01, "nearly equal candidates are a tie"
-    assert {image["seed"] for image in made} == {4, 5}
     assert len(made[0]["pairs"]) == 4
     assert document["judge"] == "tiny"
     assert any("tiny world" in note for note in document["notes"])
     with Image.open(made[0]["file"]) as grid:
         assert (grid.size, grid.info["seed"]) == ((64, 64), str(made[0]["seed"]))
     assert [Path(path).is_file() for path in made[0]["panels"]] == [True] * 4
-
-
-# --- sets from one sentence, and characters ----------------------------------------------------------------------
-
-SENTENCE = "Four images of a red hero with a crown in town: waving by a flag, jumping by a boat, "
-SENTENCE += "standing by a tree and waving by a lamp"
 
 
 def test_a_sentence_makes_a_set_and_shows_its_panels(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from stories import SET
@@ -12,8 +14,10 @@ from tiny_sets import set_of
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
+from pacorl.cli.redraw import FinishedPage, Redrawing
 from pacorl.core.grid import join
-from pacorl.io.images import open_image, png_bytes, png_texts
+from pacorl.gate.check import Check
+from pacorl.io.images import images_in, open_image, png_bytes, png_texts
 from pacorl.tiny.world import LOOKS, draw, theme_text, with_another
 from pacorl.types import Grid
 
@@ -63,6 +67,21 @@ def test_a_page_is_repaired_and_passes_the_check(page: Path) -> None:
     assert json.loads(png_texts(repaired)["redrawn"]) == {"4": tries[-1]["seed"]}
     words = ["check", str(repaired), "--character", "hero", "--min", "0.5", "--judge", "tiny"]
     assert CliRunner().invoke(app, words).exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_stopped_command_leaves_finished_pages_under_their_names(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def repaired(_: Redrawing, page: FinishedPage, target: Path) -> tuple[Check, dict[str, Any]]:
+        if target.name == "set-2.png":
+            raise KeyboardInterrupt
+        target.write_bytes(b"")
+        return Mock(failed=(), unsure=()), {"passed": True, "tries": []}
+
+    monkeypatch.setattr(Redrawing, "repaired", repaired)
+    panels = [f"--panel={text}" for text in ("waving, flag", "jumping, boat", "standing, tree", "waving, lamp")]
+    again("a red round hero with a crown in town at night", *panels, "--steps", 1, "--min", 0.5, "--count", 3)
+    assert [path.name for path in images_in(Path("generated")) if "panel" not in path.name] == ["set-1.png"]
+    assert [path.name for path in images_in(Path("generated/tries"))] == ["set-1-before.png", "set-2-before.png"]
 
 
 @pytest.mark.slow

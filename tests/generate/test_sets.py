@@ -17,7 +17,7 @@ from pacorl.gate.paco_reward import PacoReward
 from pacorl.generate.generated_images import save, to_dict
 from pacorl.generate.generator import Generator
 from pacorl.generate.sets import generate_sets, judge_edits, judge_sets
-from pacorl.generate.storyboard import Storyboard, generate_storyboard
+from pacorl.generate.storyboard import Storyboard, page_sizes, pages
 from pacorl.io.images import png_texts
 from pacorl.models.policies.flux import FLUX
 from pacorl.rewards.consistency import EditConsistency
@@ -51,9 +51,9 @@ def prompts() -> list[Prompt]:
 
 
 def test_no_two_candidates_of_a_call_share_a_seed(painter: Generator, prompts: list[Prompt]) -> None:
-    options = {"count": 2, "best_of": 2, "judge": brightness(), "keep_all": True, "size": SIZE, "steps": 1}
+    options = {"best_of": 2, "judge": brightness(), "keep_all": True, "size": SIZE, "steps": 1}
     made = generate_sets(painter, prompts, seed=5, **options)
-    assert sorted(image.recipe["seed"] for image in made) == list(range(5, 13))
+    assert sorted(image.recipe["seed"] for image in made) == list(range(5, 9))
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_the_first_of_tied_candidates_is_kept_and_the_tie_is_named(painter, prom
     near = ranked_by(0.9971, 0.333, 0.9995)
     assert [(one.recipe["seed"], one.tied) for one in near] == [(0, 2), (2, 2), (1, 1)]
     assert near[0].place == "number 1 of 3, a tie of 2"
-    assert [to_dict(one)["tied"] for one in save(near, tmp_path)] == [2, 2, 1]
+    assert [to_dict(one, tmp_path)["tied"] for one in near] == [2, 2, 1]
     assert [(one.recipe["seed"], one.tied) for one in ranked_by(0.9, 0.333, 0.95)] == [(2, 1), (0, 1), (1, 1)]
 
 
@@ -129,10 +129,11 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
         "tiny", guidance_scale=2, true_cfg_scale=3, negative_prompt="night", max_sequence_length=44
     )
     (made,) = generate_sets(guided, prompts[:1], seed=4, size=SIZE, steps=STEPS)
-    (saved,) = save([made], tmp_path)
-    recipe = png_texts(saved.files[0])
+    path = tmp_path / "set-1.png"
+    save(made, path)
+    recipe = png_texts(path)
     assert {"negative_prompt": "night", "max_sequence_length": "44"}.items() <= recipe.items()
-    document = to_dict(saved)
+    document = to_dict(made, path)
     options = {"guidance_scale": document["guidance_scale"], "true_cfg_scale": float(recipe["true_cfg_scale"])}
     options |= {name: document[name] for name in ("negative_prompt", "max_sequence_length")}
     prompt = Prompt(id=0, text=recipe["prompt"], grid=made.prompt.grid)
@@ -145,14 +146,8 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
         assert other.image.tobytes() != made.image.tobytes(), left_out
 
 
-def test_a_short_last_page_keeps_the_size_of_panels_and_goes_on_with_the_seeds():
+def test_a_short_last_page_keeps_the_size_of_panels():
     board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
     other = Generator(FLUX.load(FLUX.options_for("tiny", dtype="float32", max_sequence_length=96)), model="another")
-    ranked = {"best_of": 2, "judge": brightness(), "keep_all": True}
-    first, last, second, end = generate_storyboard(other, board, size=SIZE, steps=1, seed=3, **ranked)
-    assert [{one.recipe["seed"], other.recipe["seed"]} for one, other in ((first, last), (second, end))] == [
-        {3, 4},
-        {5, 6},
-    ]
-    assert (first.image.size, second.image.size) == ((64, 64), (64, 32))
-    assert {panel.size for panel in [*first.panels, *second.panels]} == {(32, 32)}
+    sizes = page_sizes(other, board, pages(board, "another"), size=SIZE, separate=False)
+    assert sizes == [Size(64, 64), Size(32, 64)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +38,9 @@ class RequestOptions:
         TEMPLATE, "Who writes panels: template, or URL#MODEL of an OpenAI-compatible API (key: OPENAI_API_KEY)."
     )
     prompt: str = option(
-        "", "One image, a sentence that asks for several, what all panels share, or a whole prompt with panel tags."
+        "",
+        "One image, a sentence that asks for several, what all panels share, a whole prompt with panel tags; or a "
+        "FILE.txt or FILE.jsonl of prompts.",
     )
     panels: list[str] = option([], "What one panel shows; repeat it, row by row.", "--panel")
     layout: str = option("", "ROWSxCOLS of the panels; the squarest if left out.")
@@ -53,16 +55,22 @@ class RequestOptions:
     )
     separate: bool = option(False, "Generate each panel as an image of its own, of --size.")
 
+    @property
+    def is_file(self) -> bool:
+        """Whether the prompt is a file of prompts."""
+        return self.prompt.strip().endswith((".txt", ".jsonl"))
+
     def check(self) -> None:
         """Raise ValueError unless there is one source, with the flags that go with it."""
         sources = (self.prompt, self.storyboard, self.instruction, self.page)
         flags = [flag for flag, value in zip(SOURCES, sources, strict=True) if value]
         if len(flags) != 1:
             raise ValueError(f"give one of {', '.join(SOURCES)}, not {' and '.join(flags) or 'none'}")
-        of_prompt = {"--panel": self.panels, "--layout": self.layout, "--character": self.characters}
+        of_prompt: dict[str, Any] = {"--panel": self.panels, "--layout": self.layout, "--character": self.characters}
+        of_prompt["--writer"] = self.writer != TEMPLATE
         for flag, value in of_prompt.items():
-            if value and not (self.prompt or self.page):
-                raise ValueError(f"{flag} goes with --prompt, not with {flags[0]}")
+            if value and (self.is_file or not (self.prompt or self.page)):
+                raise ValueError(f"{flag} goes with one --prompt, not with {self.prompt or flags[0]}")
         if bool(self.images) != bool(self.instruction):
             raise ValueError("an edit needs both --image and --instruction")
 
@@ -154,7 +162,7 @@ def generate(
         if redrawing and requested.page:
             raise Exit(_redraw_page(redrawing, requested.page, out / requested.stem, as_json=as_json))
         images = _generate(model, requested, generator, choice, reward, separate=request.separate)
-        code = _deliver(images, requested, out, as_json=as_json, model=model, reward=reward, redrawing=redrawing)
+        code = _deliver(images, out, as_json=as_json, model=model, reward=reward, redrawing=redrawing)
     raise Exit(code)
 
 
@@ -166,38 +174,44 @@ def _generate(
     reward: PacoReward | None,
     *,
     separate: bool,
-) -> list[GeneratedImage]:
-    """Generate the images under a progress bar."""
+) -> Iterator[tuple[str, list[GeneratedImage]]]:
+    """Generate one image after the other under a progress bar; yields its name, and its candidates that are kept."""
     from pacorl.generate.sets import generate_sets
-    from pacorl.generate.storyboard import generate_storyboard
+    from pacorl.generate.storyboard import page_sizes
 
-    # Count denoising steps and not images: with one image the bar would jump from 0 to its end.
-    sampled = sum(prompt.grid.count if separate else 1 for prompt in request.prompts)
-    total = sampled * choice.count * choice.best_of * (options.steps or model.default_steps)
-    done = 0
-    with progress("generating") as advance:
+    sizes: Sequence[Size | None] = [options.size] * len(request.prompts)
+    if request.board:
+        sizes = page_sizes(model, request.board, request.prompts, size=options.size, separate=separate)
+    images = [pair for pair in zip(request.prompts, sizes, strict=True) for _ in range(choice.count)]
+    done = total = 0
 
-        def on_step(images: int) -> None:
-            nonlocal done
-            done += images
-            advance(done, total)
+    def on_step(images: int) -> None:
+        nonlocal done
+        done += images
+        advance(done, total)
 
-        # Options of sets and storyboards alike.
-        common: dict[str, Any] = {
-            "judge": reward.judge if reward else None,
-            "seed": options.seed,
-            "best_of": choice.best_of,
-            "ask": choice.ask,
-            "size": options.size,
-            "steps": options.steps,
-            "separate": separate,
-            "on_step": on_step,
-            "count": choice.count,
-            "keep_all": choice.keep_all,
-        }
-        if request.board:
-            return generate_storyboard(model, request.board, **common)
-        return generate_sets(model, request.prompts, **common)
+    for number, (prompt, size) in enumerate(images):
+        # Equal numbers of digits sort a folder's listing.
+        name = f"{request.stem}-{number + 1:0{len(str(len(images)))}d}"
+        # Count denoising steps and not images: with one image the bar would jump from 0 to its end.
+        sampled = prompt.grid.count if separate else 1
+        done, total = 0, sampled * choice.best_of * (options.steps or model.default_steps)
+        with progress(f"generating {name}") as advance:
+            candidates = generate_sets(
+                model,
+                prompt,
+                judge=reward,
+                # Each image continues the seeds of the one before.
+                seed=options.seed + number * choice.best_of,
+                best_of=choice.best_of,
+                ask=choice.ask,
+                size=size,
+                steps=options.steps,
+                separate=separate,
+                on_step=on_step,
+                keep_all=choice.keep_all,
+            )
+        yield name, candidates
 
 
 # --- the request -----------------------------------------------------------------------------------------------
@@ -209,6 +223,7 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
     from pacorl.generate.storyboard import board_prompt, pages, read_storyboard
     from pacorl.io.images import open_image
     from pacorl.records.compose import check_for, prompt_from
+    from pacorl.records.prompts import load_prompts
     from pacorl.types import Prompt
 
     model = generator.model
@@ -220,6 +235,8 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
         board = read_storyboard(options.storyboard)
         prompts = pages(board, model, max_references=_max_references(board, generator), separate=options.separate)
         return GenerationRequest(prompts, board, stem="page")
+    if options.is_file:
+        return GenerationRequest(load_prompts(options.prompt, model=model))
     if options.prompt:
         # A prompt may need a writer, whose panels become a storyboard of one page.
         if written := written_storyboard(options):
@@ -322,8 +339,7 @@ def _redraw_page(redrawing: Redrawing, page: FinishedPage, target: Path, *, as_j
 
 
 def _deliver(
-    images: Sequence[GeneratedImage],
-    request: GenerationRequest,
+    images: Iterable[tuple[str, Sequence[GeneratedImage]]],
     out: Path,
     *,
     as_json: bool,
@@ -331,29 +347,36 @@ def _deliver(
     reward: PacoReward | None,
     redrawing: Redrawing | None,
 ) -> int:
-    """Save the images, draw failing panels again, and print the paths; returns the exit code."""
-    from pacorl.generate import generated_images
-    from pacorl.io.files import write_atomic
+    """Save each image as it is made, after its failing panels are drawn again, and print its path.
 
-    # Images come first: an interrupted command leaves them.
+    Returns:
+        The exit code.
+    """
+    from pacorl.generate.generated_images import recipe_texts, save, to_dict
+    from pacorl.io.files import write_atomic
+    from pacorl.io.images import png_bytes
+
     judge = reward.name if reward else ""
-    saved = generated_images.save(images, out, judge=judge, stem=request.stem)
     made: list[dict[str, Any]] = []
     codes = [0]
-    for each in saved:
-        image = each
-        verdict: dict[str, Any] = {}
-        if redrawing and image.rank == 1:
-            path = image.files[0]
-            write_atomic(path.parent / "tries" / f"{path.stem}-before.png", path.read_bytes())
-            page = read_page(path, redrawing.options, image.prompt.characters)
-            after, verdict = redrawing.repaired(page, path)
-            codes.append(code_of(after))
-            # The score was that of the earlier page.
-            image = replace(image, judged=None)
-        made.append(generated_images.to_dict(image) | verdict)
-        if not as_json:
-            echo(_line(image, verdict))
+    for name, candidates in images:
+        for image in candidates:
+            path = out / f"{name}-rank-{image.rank}.png" if len(candidates) > 1 else out / f"{name}.png"
+            shown, verdict = image, dict[str, Any]()
+            if redrawing and image.rank == 1:
+                # A finished page alone has its name: an interrupted command leaves no draft there.
+                draft = out / "tries" / f"{path.stem}-before.png"
+                write_atomic(draft, png_bytes(image.image, recipe_texts(image, judge=judge)))
+                page = read_page(draft, redrawing.options, image.prompt.characters)
+                after, verdict = redrawing.repaired(page, path)
+                codes.append(code_of(after))
+                # The score was that of the draft.
+                shown = replace(image, judged=None)
+            else:
+                save(image, path, judge=judge)
+            made.append(to_dict(shown, path) | verdict)
+            if not as_json:
+                echo(_line(shown, path, verdict))
 
     notes = list(filter(None, [model.note, reward.note if reward else ""]))
     if as_json:
@@ -364,12 +387,8 @@ def _deliver(
     return max(codes)
 
 
-def _line(image: GeneratedImage, check: Mapping[str, Any]) -> str:
-    columns = [
-        str(image.files[0]),
-        f"size {Size(image.image.height, image.image.width)}",
-        f"seed {image.recipe['seed']}",
-    ]
+def _line(image: GeneratedImage, path: Path, check: Mapping[str, Any]) -> str:
+    columns = [str(path), f"size {Size(image.image.height, image.image.width)}", f"seed {image.recipe['seed']}"]
     if image.judged:
         score = image.judged.score
         columns.append(f"no score: {image.judged.error}" if score is None else f"score {score:.4f}")

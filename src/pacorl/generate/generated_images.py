@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ class GeneratedImage:
         rank: Rank among its candidates, from 1.
         candidates: Number of candidates.
         tied: Number of candidates of this rank, itself included: their scores differ by less than a judge resolves.
-        files: Its file, and those of its panels, once it is saved.
     """
 
     prompt: Prompt
@@ -62,7 +61,6 @@ class GeneratedImage:
     rank: int = 1
     candidates: int = 1
     tied: int = 1
-    files: tuple[Path, ...] = ()
 
     @property
     def panels(self) -> list[Image]:
@@ -108,43 +106,31 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
     return texts
 
 
-def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "set") -> list[GeneratedImage]:
-    """Write each image and the panels of a set.
+def save(image: GeneratedImage, path: Path, *, judge: str = "") -> None:
+    """Write an image and, beside it, the panels of a set; the same image has the same bytes.
 
-    Names are `STEM-NUMBER[-rank-RANK].png` and `…-panel-P.png`; the same call writes the same bytes. Existing files of
-    these names are replaced atomically; the command has checked that they were generated.
+    Existing files of these names are replaced atomically; the command has checked that they were generated.
     """
-    # Equal numbers of digits sort a folder's listing.
-    width = len(str(len(images)))
-    ranked = any(image.rank > 1 for image in images)
-    saved = []
-    number = 0
-    for image in images:
-        # The name: candidates of one image share its number.
-        number += image.rank == 1
-        prompt = image.prompt
-        name = f"{stem}-{number:0{width}d}" + (f"-rank-{image.rank}" if ranked else "")
-
-        # The image, then its panels with their own texts.
-        texts = recipe_texts(image, judge=judge)
-        files = [out / f"{name}.png"]
-        write_atomic(files[0], png_bytes(image.image, texts))
-        for position, panel in enumerate(image.panels if prompt.grid.count > 1 else [], 1):
-            panel_texts = {**texts, "place": str(position)}
-            if prompt.panels:
-                panel_texts["panel"] = prompt.panels[position - 1]
-            files.append(out / f"{name}-panel-{position}.png")
-            write_atomic(files[-1], png_bytes(panel, panel_texts))
-        saved.append(replace(image, files=tuple(files)))
-    return saved
+    texts = recipe_texts(image, judge=judge)
+    prompt = image.prompt
+    # The panels with their own texts, then the image: where it is, its panels are.
+    for position, (panel, file) in enumerate(zip(image.panels, panel_files(image, path), strict=False), 1):
+        own = {"panel": prompt.panels[position - 1]} if prompt.panels else {}
+        write_atomic(file, png_bytes(panel, {**texts, "place": str(position), **own}))
+    write_atomic(path, png_bytes(image.image, texts))
 
 
-def to_dict(image: GeneratedImage) -> dict[str, Any]:
-    """Return a saved image's entry in the JSON of `pacorl generate`."""
-    path, *panels = map(str, image.files)
+def panel_files(image: GeneratedImage, path: Path) -> list[Path]:
+    """Return the files of a set's panels; none for a single image."""
+    count = image.prompt.grid.count
+    return [path.with_name(f"{path.stem}-panel-{number}.png") for number in range(1, count + 1) if count > 1]
+
+
+def to_dict(image: GeneratedImage, path: Path) -> dict[str, Any]:
+    """Return the entry of an image and its file in the JSON of `pacorl generate`."""
     document: dict[str, Any] = {
-        "file": path,
-        "panels": panels,
+        "file": str(path),
+        "panels": list(map(str, panel_files(image, path))),
         "prompt": image.prompt.text,
         "layout": str(image.prompt.grid),
         **image.recipe,

@@ -35,7 +35,6 @@ def generate_sets(
     prompts: Prompts,
     *,
     seed: int = 0,
-    count: int = 1,
     best_of: int = 1,
     judge: Judge | PacoReward | None = None,
     ask: Ask = "theme",
@@ -45,12 +44,11 @@ def generate_sets(
     separate: bool = False,
     on_step: Step = lambda images: None,
 ) -> list[GeneratedImage]:
-    """Generate `count` images per prompt, in order.
+    """Generate an image of each prompt, in order.
 
     Args:
         prompts: one or several prompts, as in `Generator.sample`.
         seed: seed of the first candidate.
-        count: images per prompt.
         judge: a judge, or a `PacoReward` with one; required for several candidates.
         best_of: candidates per image. The judge's best is kept, or all (best first) with `keep_all`. The first of tied
             candidates is the best.
@@ -59,7 +57,7 @@ def generate_sets(
         on_step: callback with the number of images per denoising step.
 
     Raises:
-        ValueError: if a count is below 1, candidates have no judge, or the generator does not support the prompt.
+        ValueError: if `best_of` is below 1, candidates have no judge, or the generator does not support the prompt.
         RuntimeError: if the judge gives no verdict.
 
     Example:
@@ -67,8 +65,8 @@ def generate_sets(
         (best,) = generate_sets(generator, prompt, best_of=4, judge=PacoReward.from_pretrained("tiny"))
         best.image.save("set.png")
     """
-    if count < 1 or best_of < 1:
-        raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
+    if best_of < 1:
+        raise ValueError(f"best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None:
         raise ValueError(f"the best of {best_of} needs a judge to choose; give one as judge=")
 
@@ -77,8 +75,7 @@ def generate_sets(
 
     # One image after another, each with its candidates.
     images: list[GeneratedImage] = []
-    for number in range(len(prompts) * count):
-        prompt = prompts[number // count]
+    for number, prompt in enumerate(prompts):
         # Consecutive seeds: no candidate of two images has the same.
         first = seed + number * best_of
         seeds = range(first, first + best_of)

@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,7 +34,6 @@ from pacorl.records.panels import MAX_COUNT, PanelDraft
 from pacorl.types import TINY, Character, Grid, Prompt, SetCriteria, Size
 
 if TYPE_CHECKING:
-    from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
 
 PAGE = Grid(2, 2)
@@ -243,25 +242,14 @@ def spoken(scene: str, characters: Sequence[Character]) -> str:
     return text[:1].upper() + text[1:]
 
 
-def generate_storyboard(
-    generator: Generator,
-    board: Storyboard,
-    *,
-    seed: int = 0,
-    count: int = 1,
-    best_of: int = 1,
-    size: Size | None = None,
-    separate: bool = False,
-    **options: Any,
-) -> list[GeneratedImage]:
-    """Generate every page, in order, by `generate_sets`, whose options these are.
+def page_sizes(
+    generator: Generator, board: Storyboard, prompts: Sequence[Prompt], *, size: Size | None, separate: bool
+) -> list[Size]:
+    """Compute the size of each page (`pages`), and check it before the first is generated.
 
-    `size` is the size of a full page, or of a panel if each is a separate image.
+    `size` is the size of a full page, whose panels keep theirs on a shorter one, or of a panel if each is a separate
+    image.
     """
-    from pacorl.generate.sets import generate_sets
-
-    # Check every page and its size before generating the first; panels keep their size on a shorter page.
-    prompts = pages(board, generator.model, max_references=generator.policy.max_references, separate=separate)
     sizes = []
     for prompt in prompts:
         page = generator.size_of(prompt, size)
@@ -270,11 +258,4 @@ def generate_storyboard(
             page = Size(rows, page.width // board.layout.cols * prompt.grid.cols)
         generator.check([prompt], page)
         sizes.append(page)
-
-    images: list[GeneratedImage] = []
-    options |= {"count": count, "best_of": best_of, "separate": separate}
-    for prompt, page in zip(prompts, sizes, strict=True):
-        images += generate_sets(generator, prompt, seed=seed, size=page, **options)
-        # Each page continues the seeds of the page before.
-        seed += count * best_of
-    return images
+    return sizes
