@@ -93,11 +93,16 @@ def pooled(folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking]) ->
 
     name_of = {kept_digest(folder / image): image for answer in own for image in answer.images}
     first_of = {question(answer): answer for answer in own}
+    answered = {(question(answer), answer.annotator) for answer in own}
     joined = [*own]
     for answer in imported:
         names = {image: name_of.setdefault(kept_digest(folder / image), image) for image in answer.images}
         tiers = tuple(tuple(names[image] for image in tier) for tier in answer.tiers)
         renamed = replace(answer, reference=names[answer.reference], tiers=tiers)
+        # A person has one vote on a question, the page's before an imported one.
+        if (question(renamed), answer.annotator) in answered:
+            continue
+        answered.add((question(renamed), answer.annotator))
         first = first_of.setdefault(question(renamed), renamed)
         joined.append(replace(renamed, instance=first.instance, group=first.group))
     return joined
