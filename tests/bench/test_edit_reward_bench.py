@@ -12,8 +12,8 @@ from asked import Asked
 from bench_examples import edit_reward_example
 from typer.testing import CliRunner
 
-from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, EditRewardCompass
+from pacorl.bench.options import BenchmarkOptions
 from pacorl.bench.running import run
 from pacorl.cli import app
 from pacorl.gate.paco_reward import PacoReward

@@ -15,8 +15,8 @@ from fake_server import FakeServer, chatting, decoded
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.gedit import SUBSETS, GeditBench, Scores
+from pacorl.bench.options import BenchmarkOptions
 from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import object_within, read_jsonl, typed

@@ -13,8 +13,8 @@ import pytest
 from asked import Asked
 
 from pacorl.bench import running
-from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.items import Dataset
+from pacorl.bench.options import BenchmarkOptions
 from pacorl.bench.running import Outcome, read_results
 from pacorl.bench.suite import Benchmark, PaperTable, Row, Table
 from pacorl.core.ranking import Interval, bootstrap

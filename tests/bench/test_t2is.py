@@ -13,7 +13,7 @@ from asked import Asked
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.benchmarks import BenchmarkOptions
+from pacorl.bench.options import BenchmarkOptions
 from pacorl.bench.running import run
 from pacorl.bench.suite import paper_table
 from pacorl.bench.t2is import CASES, T2isBench, average

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pacorl.bench.benchmarks import BenchmarkOptions
+from pacorl.bench.options import BenchmarkOptions
 from pacorl.bench.running import run_benchmark
 from pacorl.dataset.export import export, label, splits
 from pacorl.dataset.folder import read_instances, write_records

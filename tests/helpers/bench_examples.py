@@ -12,8 +12,8 @@ import numpy as np
 from asked import Asked
 from PIL import Image
 
-from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.edit_reward_bench import DIMENSIONS
+from pacorl.bench.options import BenchmarkOptions
 from pacorl.bench.t2is import ALIGNED, ALIGNMENT, CASES, CONSISTENT, CRITERIA
 from pacorl.io.documents import write_json, write_jsonl
 from pacorl.types import Question

@@ -19,7 +19,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions, check_options
+from pacorl.bench.benchmarks import BENCHMARKS, check_options
+from pacorl.bench.options import BenchmarkOptions
 from pacorl.bench.suite import Benchmark, ImageBenchmark, Line, Row, Table
 from pacorl.config.options import UsageError, packed_form
 from pacorl.core.batches import in_batches

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
 
-from pacorl.bench.benchmarks import GENERATOR, BenchmarkOptions
 from pacorl.bench.items import Dataset, ImageCache, Item
+from pacorl.bench.options import GENERATOR, BenchmarkOptions
 from pacorl.core.ranking import Floats, Indices, Interval
 from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.generate.image_sources import image_source

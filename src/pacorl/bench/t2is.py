@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from pacorl.bench.benchmarks import GENERATOR
 from pacorl.bench.items import Dataset, ImageCache
+from pacorl.bench.options import GENERATOR
 from pacorl.bench.suite import ImageBenchmark, Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.batches import grouped

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from typer import Argument, Exit
 
-from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
+from pacorl.bench.benchmarks import BENCHMARKS
+from pacorl.bench.options import BenchmarkOptions
 from pacorl.cli.shared import INCOMPLETE, echo, echo_errors, print_json, progress
 
 
