@@ -165,7 +165,7 @@ def as_rgb(image: Image.Image, name: str) -> Image.Image:
         ImageError: no judge can take it.
     """
     if not isinstance(image, Image.Image):
-        raise ImageError(f"{name}: a {type(image).__name__} is no image; give PIL's, as of PIL.Image.fromarray(array)")
+        raise ImageError(f"{name}: {type(image).__name__} is no image; give PIL's, as of PIL.Image.fromarray(array)")
     check_shape(image, name)
     if image.info.get("icc_profile"):
         image = _as_srgb(image, name)
