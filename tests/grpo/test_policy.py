@@ -43,9 +43,9 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
     config = tiny_run([*small, "epochs=3"])
     plain = epoch.update_policy
 
-    def broken(learner, *args, **kwargs):  # type: ignore[no-untyped-def]
-        found = plain(learner, *args, **kwargs)
-        next(p for p in learner.policy.transformer.parameters() if p.grad is not None).grad.fill_(float("nan"))
+    def broken(loss, *args, **kwargs):  # type: ignore[no-untyped-def]
+        found = plain(loss, *args, **kwargs)
+        next(p for p in loss.draw.policy.transformer.parameters() if p.grad is not None).grad.fill_(float("nan"))
         return found
 
     monkeypatch.setattr(epoch, "update_policy", broken)
