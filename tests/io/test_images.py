@@ -80,7 +80,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(side: int) -> Non
         (Image.new("RGB", (1, 1)), "1x1 is too small"),
         (Image.new("RGB", (2000, 8)), "2000x8 is too long"),
         (Image.new("F", (8, 8)), "8 bits a channel"),
-        ([[0.5]], "a list is no image"),
+        ([[0.5]], "list is no image"),
     ],
 )
 def test_what_cannot_be_judged_is_named(image: Any, message: str) -> None:
