@@ -128,7 +128,7 @@ def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
 )
 def test_a_bad_override(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        load(PolicyConfig, written(tmp_path, "epochs: 3\nrewards: [{name: ocr}]\n"), [override])
+        load(PolicyConfig, written(tmp_path, "epochs: 3\nrewards: [{name: aesthetic}]\n"), [override])
 
 
 def test_another_name_leaves_the_keys_of_the_former(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,16 +20,16 @@ from tiny_sets import draw_grid, panels_of_prompt
 from pacorl.config.reward_section import RewardConfig
 from pacorl.core.questions import same_pose
 from pacorl.rewards import REWARDS, asks_judge, build_rewards, check_rewards, reward_spec
-from pacorl.rewards.reward import RewardError, scores_of
+from pacorl.rewards.reward import RewardError, scores_of, smoke_test
 from pacorl.rewards.spec import INJECTED
 from pacorl.testing import check_reward
 from pacorl.tiny import world
-from pacorl.types import Character, Prompt
+from pacorl.types import Character, Prompt, Size
 
 REQUIRED: dict[str, dict[str, Any]] = {"aesthetic": {"head": "head.pth"}}
 """Arguments without which a reward cannot be made."""
-STAND_INS = ("panel_clip_text", "aesthetic", "ocr")
-"""Rewards that need weights or a package; `tests/rewards` checks their contract with a stand-in."""
+STAND_INS = ("panel_clip_text", "aesthetic")
+"""Rewards that need weights; `tests/rewards` checks their contract with a stand-in."""
 SET = world.set_prompts("dev", 1)[0]
 
 
@@ -106,6 +108,27 @@ def test_it_keeps_the_contract(name: str, prompt: Prompt) -> None:
     (reward,) = build_rewards([config_of(name)], judge=judge).values()
     images = [Image.blend(image(), Image.new("RGB", image().size, colour), 0.5) for colour in ("red", "white", "black")]
     check_reward(reward, [prompt] * 3, images)
+
+
+def test_the_example_that_reads_words_keeps_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that reads as many letters of a sign as the image is bright."""
+
+    def read(pixels: np.ndarray[Any, Any]) -> SimpleNamespace:
+        return SimpleNamespace(txts=["open: NOW"[: int(pixels[0, 0, 2]) // 25]])
+
+    monkeypatch.setitem(sys.modules, "rapidocr", SimpleNamespace(RapidOCR=lambda **options: read))
+    example = Path(__file__).parents[2] / "examples/ocr_reward.py:Ocr"
+    (reward,) = build_rewards([config_of(str(example))], judge=None).values()
+    with pytest.raises(RewardError, match="prompt 4"):
+        reward.check([Prompt(id=4, text="a fox")])
+    smoke_test("ocr", reward, [Prompt(id=0, text='A sign that says "Open".')], size=Size(8, 8))
+    images = [Image.new("RGB", (8, 8), (level, 0, 0)) for level in (50, 225, 0, 175)]
+    prompts = [Prompt(id=number, text='Signs reading "Open now" and "NOW".') for number in range(4)]
+    # "op" has the o of "now", and "open n" its n too.
+    assert scores_of("ocr", reward, prompts, images) == pytest.approx(
+        [(2 / 7 + 1 / 3) / 2, 1.0, 0.0, (5 / 7 + 1 / 3) / 2]
+    )
+    check_reward(reward, prompts, images)
 
 
 def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:

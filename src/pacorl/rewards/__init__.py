@@ -30,7 +30,6 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "edit_consistency": "pacorl.rewards.consistency:EditConsistency",
         "panel_clip_text": "pacorl.rewards.clip:PanelClipText",
         "aesthetic": "pacorl.rewards.clip:Aesthetic",
-        "ocr": "pacorl.rewards.ocr:Ocr",
     },
 )
 """Name → class; `reward_spec` inspects its signature."""
