@@ -34,7 +34,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.grpo.builders import add_adapter
-from pacorl.models.adapted_linear import join_projections
 from pacorl.plan.generators import policy_on_meta
 
 PUBLISHED = {"transformer_blocks": 19, "single_transformer_blocks": 38}
@@ -47,22 +46,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "Your compiler for AOTAutograd")
-    print("form       kept  kernels  products  TFLOP  GB moved  GiB kept   of a trained step")
-    for joined in (False, True):
-        for budget in BUDGETS:
-            total = Counter[str]()
-            for kind, depth in PUBLISHED.items():
-                with functorch.patch(activation_memory_budget=budget):
-                    counts = counted_block(kind, batch=options.batch, joined=joined)
-                total.update({name: depth * value for name, value in counts.items()})
-            print(
-                f"{'joined' if joined else 'apart':8} {budget:6.1f} {total['kernels']:8} {total['products']:9} "
-                f"{total['flops'] / 1e12:6.0f} {total['bytes'] / 1e9:9.0f} {total['kept'] / 2**30:9.1f}",
-                flush=True,
-            )
+    print("kept  kernels  products  TFLOP  GB moved  GiB kept   of a trained step")
+    for budget in BUDGETS:
+        total = Counter[str]()
+        for kind, depth in PUBLISHED.items():
+            with functorch.patch(activation_memory_budget=budget):
+                counts = counted_block(kind, batch=options.batch)
+            total.update({name: depth * value for name, value in counts.items()})
+        print(
+            f"{budget:4.1f} {total['kernels']:8} {total['products']:9} "
+            f"{total['flops'] / 1e12:6.0f} {total['bytes'] / 1e9:9.0f} {total['kept'] / 2**30:9.1f}",
+            flush=True,
+        )
 
 
-def counted_block(kind: str, *, batch: int, joined: bool) -> Counter[str]:
+def counted_block(kind: str, *, batch: int) -> Counter[str]:
     """Count forward and backward of one compiled block, at 512² and 512 tokens of text."""
     config = run_of(argparse.Namespace(tiny=False, recipe="flux_t2is_1gpu"), "model.gradient_checkpointing=false")
     counts = Counter[str]()
@@ -71,8 +69,6 @@ def counted_block(kind: str, *, batch: int, joined: bool) -> Counter[str]:
     add_adapter(config, policy)
     with FakeTensorMode(allow_non_fake_inputs=True):
         transformer: Any = policy.transformer.to_empty(device="cpu").train()
-        if joined:
-            join_projections(transformer)
         block = getattr(transformer, kind)[0]
         block.compile(dynamic=False, backend=counting(counts))
         width, head = transformer.inner_dim, transformer.config.attention_head_dim

@@ -211,7 +211,6 @@ class Rollout:
         size: Pixels of all images.
         final_BNC: (B, N, C) endpoints, fp32, on the CPU like all that is kept for training.
         images: The B decoded endpoints.
-        decode_seconds: Seconds of the device for decoding them.
     """
 
     prompts: list[Prompt]
@@ -219,7 +218,6 @@ class Rollout:
     size: Size
     final_BNC: Tensor
     images: list[Image]
-    decode_seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -186,8 +186,8 @@ class ToyPolicy:
         predicted: Tensor = self.transformer(*(tensor.to(weight.device, weight.dtype) for tensor in inputs))
         return predicted.to(torch.promote_types(predicted.dtype, torch.float32))
 
-    def launch_decode(self, x_BNC: Tensor, size: Size) -> Callable[[], tuple[list[Image.Image], float]]:
-        return lambda: (self.decode(x_BNC, size), 0.0)
+    def launch_decode(self, x_BNC: Tensor, size: Size) -> Callable[[], list[Image.Image]]:
+        return lambda: self.decode(x_BNC, size)
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image.Image]:
         rows, _ = _token_grid(size)

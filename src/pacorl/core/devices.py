@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from functools import cache
 from shutil import which
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pacorl.types import TINY, TINY_EDITS
 
@@ -76,13 +75,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return (pinned(tensor) if device.type == "cuda" else tensor).to(device, non_blocking=device.type != APPLE)
 
 
-def queue_mark(device: torch.device) -> Any:
-    """Mark a point of a device's queue: an event on CUDA, elsewhere the clock's seconds."""
+def queue_mark(device: torch.device) -> torch.cuda.Event | None:
+    """Mark a point of a CUDA device's queue, to be waited for; None elsewhere."""
     import torch
 
     if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
+        return None
+    event = torch.cuda.Event()
     event.record()
     return event
 

@@ -198,10 +198,6 @@ def place_transformer(
     the whole model. Quantised weights go to the device, since processes cannot share them.
     """
     policy.place_transformer("cpu" if sharded and config.memory == "normal" else device)
-    if config.model.compile == "blocks" and config.memory == "normal" and not sharded:
-        from pacorl.models.adapted_linear import join_projections
-
-        join_projections(policy.transformer)
     torch.cuda.empty_cache()  # buffers of packing and casting
 
 

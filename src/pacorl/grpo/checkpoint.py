@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import torch
@@ -55,8 +54,6 @@ from pacorl.runtime.logbook import Progress
 logger = logging.getLogger(__name__)
 
 TENSORS = "state.safetensors"
-EXCHANGED = ("adapter/", "old/")
-"""Parts of a checkpoint that sampling may exchange at once, so that they are copied before it."""
 PLACES = {"judge": ("judge.checkpoint", "judge.adapter"), "evaluation.judge": ("evaluation.judge",)}
 """Judge of the rewards or of the held-out rewards → config keys of its place, free as long as its identity stays."""
 FREE_KEYS = (
@@ -76,9 +73,8 @@ HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced)")
 class CheckpointWriter:
     """Writes checkpoints to resume from, and the averaged adapter for use elsewhere, on a thread.
 
-    A save takes of the caller's time the end of the earlier one, and a copy of the adapter, which sampling may exchange
-    at once. The average and the moments, which only the next optimizer step changes, are copied by the thread, and that
-    step waits for it. The host memory of the copies is kept, and pinned on GPU machines. All ranks make the same calls.
+    A save takes of the caller's time the end of the earlier one, and a copy of the tensors into host memory that is
+    kept, and pinned on GPU machines. All ranks make the same calls.
     """
 
     def __init__(self, lora: LoraTraining, config: LoraConfig, *, progress: Progress) -> None:
@@ -94,7 +90,7 @@ class CheckpointWriter:
         self._write: Future[float] | None = None
 
     def save(self, state: Mapping[str, Any]) -> Path:
-        """Copy the adapter, and begin to write.
+        """Copy the tensors, and begin to write.
 
         Args:
             state: further content of state.json; the main process's is written.
@@ -113,10 +109,7 @@ class CheckpointWriter:
         if lora.runtime.is_main:
             settings = config.model_dump(mode="json")
             content = {**state, "step": lora.step, "bad_steps": lora.bad_steps, "config": settings}
-            self._copy({name: value for name, value in tensors.items() if name.startswith(EXCHANGED)})
-            copied = Event()
-            lora.before_step = copied.wait
-            self._write = self._thread.submit(self._write_all, target, tensors, content, copied)
+            self._write = self._thread.submit(self._write_all, target, self._copy(tensors), content)
         self.progress.add("copy", time.perf_counter() - started)
         return target
 
@@ -135,23 +128,18 @@ class CheckpointWriter:
         if self._write:
             wait([self._write])
 
-    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors into the kept host memory."""
+    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy tensors into the kept host memory; the next optimizer step changes them."""
         for name, value in tensors.items():
             if name not in self._kept:
                 self._kept[name] = host_buffer(value)
             self._kept[name].copy_(value, non_blocking=True)
         if self.lora.runtime.device.type == "cuda":
             torch.cuda.current_stream(self.lora.runtime.device).synchronize()
+        return {name: self._kept[name] for name in tensors}
 
-    def _write_all(self, target: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], copied: Event) -> float:
-        """Copy the rest, write a checkpoint, and update the files derived from it; return the seconds."""
-        try:
-            self._copy({name: value for name, value in tensors.items() if not name.startswith(EXCHANGED)})
-        finally:
-            # Also after a fault: the next optimizer step waits for the event.
-            copied.set()
-        tensors = {name: self._kept[name] for name in tensors}
+    def _write_all(self, target: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> float:
+        """Write a checkpoint, and update the files derived from it; return the seconds."""
         config = self.config
 
         def export(folder: Path) -> None:

@@ -82,7 +82,6 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
                 images |= dict(zip(rollout.row_B, zip(rollout.prompts, rollout.images, strict=True), strict=True))
                 # The images' own signs here, while a GPU computes the next batch.
                 statistics += map(panel_statistics, rollout.prompts, rollout.images)
-                trainer.progress.add("decode", rollout.decode_seconds)
                 advance(len(rollout.row_B))
                 # A collective: ranks may have different units, but equally many batches.
                 runtime.check_stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,8 +38,6 @@ class LoraTraining:
         """Optimizer steps taken."""
         self.bad_steps = 0
         """Consecutive steps skipped for a non-finite gradient."""
-        self.before_step: Callable[[], object] = lambda: None
-        """Waits until a checkpoint has copied the tensors that a step changes."""
 
         # Gradient checkpointing needs train mode; without dropout the mode has no other effect.
         policy.transformer.train()
@@ -67,7 +65,6 @@ class LoraTraining:
         Raises:
             BadGradientsError: on all ranks, after `MAX_BAD_STEPS` skipped steps in a row.
         """
-        self.before_step()
         # All ranks see the same norm, finite or not, since gradients are shared.
         norm = self.runtime.step(self.optimizer, self.parameters, max_norm=self.options.max_grad_norm)
         if math.isfinite(norm):

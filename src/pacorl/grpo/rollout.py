@@ -164,7 +164,7 @@ class Trunk:
         # Queued before the images, with which it arrives.
         endpoints = final.to("cpu", non_blocking=final.is_cuda)
         images = draw.policy.launch_decode(final, self.size)
-        return lambda: Rollout(prompts, numbers, self.size, endpoints, *images())
+        return lambda: Rollout(prompts, numbers, self.size, endpoints, images())
 
     def _node_batches(self, level: int, *, of_step: bool = False) -> list[Sequence[int]]:
         """Cut the distinct nodes of a level into batches; those `of_step` are trained on, with gradients in memory."""

@@ -196,7 +196,7 @@ class Runtime:
             stopping = False
             if len(self._flags) > on_gpu:
                 flag, arrived = self._flags.popleft()
-                if on_gpu:
+                if arrived:
                     arrived.synchronize()
                 stopping = bool(flag)
         if stopping:

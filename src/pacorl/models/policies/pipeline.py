@@ -440,12 +440,11 @@ class PipelinePolicy:
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
         """Decode endpoints to RGB images."""
-        return self.launch_decode(x_BNC, size)()[0]
+        return self.launch_decode(x_BNC, size)()
 
     @torch.no_grad()
-    def launch_decode(self, x_BNC: Tensor, size: Size) -> Callable[[], tuple[list[Image], float]]:
-        """Queue the decoding of endpoints; the returned function waits for their images and the device's seconds."""
-        begun = queue_mark(x_BNC.device)
+    def launch_decode(self, x_BNC: Tensor, size: Size) -> Callable[[], list[Image]]:
+        """Queue the decoding of endpoints; the returned function waits for their images."""
         codes_BCHW = unpack(x_BNC, rows=self.token_grid(size)[0], patch=self.patch)
         # An accelerator is busy with one image, and a batch would multiply the peak. No VAE tiling: its seams would
         # poison a judge.
@@ -453,13 +452,12 @@ class PipelinePolicy:
         decoded = [self.decode_codes(batch) for batch in codes_BCHW.split(together)]
         # One copy to the host for the whole batch: the host waits for each.
         pixels = torch.cat(decoded).float().to("cpu", non_blocking=x_BNC.is_cuda)
-        ended = queue_mark(x_BNC.device)
+        decoded_at = queue_mark(x_BNC.device)
 
-        def images() -> tuple[list[Image], float]:
-            if not x_BNC.is_cuda:
-                return self.postprocess(pixels), ended - begun
-            ended.synchronize()
-            return self.postprocess(pixels), begun.elapsed_time(ended) / 1000
+        def images() -> list[Image]:
+            if decoded_at:
+                decoded_at.synchronize()
+            return self.postprocess(pixels)
 
         return images
 
