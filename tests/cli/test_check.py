@@ -206,4 +206,4 @@ def test_a_page_and_its_panels_show_the_characters_that_their_recipe_names(tmp_p
     for files in ([page], [tmp_path / "ann.png", tmp_path / "bob.png"]):
         checked = gate.check(PacoReward(Asked(by_grey)), open_panels(files))
         assert checked.passed
-        assert [panel.characters for panel in checked.panels] == [("ann",), ("bob",)]
+        assert [panel.character for panel in checked.panels] == ["ann", "bob"]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.cli.shared import INCOMPLETE
-from pacorl.core.questions import meets_criterion
+from pacorl.core.questions import same_theme
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.local import LocalJudge
 from pacorl.tiny.world import all_panels, draw
@@ -33,12 +33,6 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["score", *map(str, arguments), *named])
 
 
-def p_yes(judge: LocalJudge, paths: list[Path], text: str) -> float:
-    value = judge.verdicts([Question(tuple(map(open_image, paths)), text)])[0].p_yes
-    assert value is not None
-    return value
-
-
 def test_a_pair_without_a_score_ends_with_a_code_of_its_own(images: list[Path]) -> None:
     def third_fails(handler: Handler, number: int) -> bool:
         if number == 3:
@@ -50,18 +44,15 @@ def test_a_pair_without_a_score_ends_with_a_code_of_its_own(images: list[Path]) 
     assert (result.exit_code, json.loads(result.stdout)["missing"]) == (INCOMPLETE, 1)
 
 
-def test_criteria_and_reasons(images: list[Path]) -> None:
+def test_theme_and_reasons(images: list[Path]) -> None:
     """By the committed judge, whose reasons come to an end."""
-    plain = ("Same hat.", "One palette.")
-    result = run(*images[:2], "--json", "--criteria", plain[0], "--criteria", plain[1], "--reasons")
+    result = run(*images[:2], "--json", "--theme", "a hero", "--reasons")
     assert result.exit_code == 0, result.output
-    judge = LocalJudge.from_pretrained("tiny")
     (pair,) = json.loads(result.stdout)["pairs"]
-    for text in plain:
-        expected = p_yes(judge, images[:2], meets_criterion(text))
-        assert pair["by_question"][text] == pytest.approx(expected, rel=1e-4)
-    assert pair["p_yes"] == pytest.approx(sum(pair["by_question"].values()) / 2)
-    assert all(f"{text}: " in pair["reasons"] for text in plain)
+    question = Question(tuple(map(open_image, images[:2])), same_theme("a hero"))
+    (verdict,) = LocalJudge.from_pretrained("tiny").verdicts([question])
+    assert pair["p_yes"] == pytest.approx(verdict.p_yes, rel=1e-4)
+    assert pair["reasons"]
 
 
 # --- pages -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from PIL import Image
 
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.panels import open_panels
-from pacorl.gate.scores import UNCALIBRATED, questions_about, score_set, table
+from pacorl.gate.scores import UNCALIBRATED, score_set
 from pacorl.io.images import ImageError
 from pacorl.types import Question
 
@@ -19,14 +19,12 @@ IMAGES = [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in SHADES]
 
 
 def grey_judge(*, silent_about: str = "nothing") -> Any:
-    """Says how alike two grey images are; a brighter first image costs .1, a question with "strict" halves."""
+    """Says how alike two grey images are; a brighter first image costs .1."""
 
     def answer(question: Question) -> float | None:
         first, second = (image.getpixel((0, 0))[0] for image in question.images)
         p = 1 - abs(first - second) / 255 - 0.1 * (first > second)
-        if silent_about in question.text:
-            return None
-        return p / 2 if "strict" in question.text else p
+        return None if silent_about in question.text else p
 
     judge: Any = Asked(answer)
     judge.verdicts = Mock(wraps=judge.verdicts)
@@ -44,15 +42,14 @@ def test_a_set_is_scored_in_one_call_pair_by_pair() -> None:
     assert len(judge.questions) == len(scores.pairs) == 6
     assert scores.matrix[0][1] == scores.matrix[1][0] == pytest.approx(p(0, 1))
     assert [scores.matrix[i][i] for i in range(4)] == [None] * 4
-    header, first, *_, note = table(scores).splitlines()
+    header, first, *_, note = str(scores).splitlines()
     assert (header.split(), first.split()[1:3], note) == ([*"1234"], ["·", f"{p(0, 1):.4f}"], UNCALIBRATED)
     assert not any(pair.reasons for pair in scores.pairs), "words cost a whole answer each"
     assert scores.mean == pytest.approx(sum(p(a, b) for a, b in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]) / 6)
 
 
-def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
-    questions = questions_about(criteria={"a": "strict", "b": "loose"})
-    scores = score_set(grey_judge(silent_about="loose"), IMAGES, questions=questions)
+def test_a_pair_without_an_answer_has_no_score() -> None:
+    scores = score_set(grey_judge(silent_about="consistency"), IMAGES)
     assert scores.mean is None
     assert len(scores.missing) == 6
     assert scores.pairs[0].error == "no connection"
@@ -62,7 +59,7 @@ def test_ranking_compares_with_the_first_only() -> None:
     scores = score_set(grey_judge(), IMAGES, names="wxyz", ranking=True)
     assert [scores.names[pair.second] for pair in scores.ranked] == ["z", "x", "y"]
     assert scores.matrix[1][2] is None
-    assert table(scores).splitlines()[0] == f" {p(0, 3):.4f}  z"
+    assert str(scores).splitlines()[0] == f" {p(0, 3):.4f}  z"
 
 
 # --- images ----------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_a_page_is_checked_as_by_the_command(tmp_path: Path) -> None:
     assert [panel["score"] for panel in here] == pytest.approx([panel["score"] for panel in there], abs=1e-5)
     assert run("PacoCheckPage", page=batch(*SOUND), rows=1, columns=1, **GATE)[:2] == (True, 0)
     with_hero = run("PacoCheckPage", page=page(WRONG), rows=2, columns=2, references=batch(REFERENCE), **GATE)
-    assert json.loads(with_hero[2])["panels"][3]["lowest_character"] == "the character"
+    assert json.loads(with_hero[2])["panels"][3]["character"] == "the character"
 
 
 def test_the_mask_is_over_the_panel_to_draw_again() -> None:

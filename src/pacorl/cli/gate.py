@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.gate.panels import Panels
-    from pacorl.gate.scores import Questions
 
 SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
 """Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
@@ -40,19 +39,12 @@ SILENCE_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions:
-    """The judge's questions about each pair."""
+    """The judge's question about each pair."""
 
-    panel: ClassVar[str] = "Questions"
+    panel: ClassVar[str] = "Question"
 
     theme: str = option("", "What all images are to share.")
-    criteria: list[str] = option([], "A criterion in words, such as 'The same hat.'; may be repeated.")
     grid: str = option("", "Cut the one image into ROWSxCOLS panels; by default the layout in its recipe.")
-
-    @property
-    def questions(self) -> Questions:
-        from pacorl.gate.scores import questions_about
-
-        return questions_about(self.theme, {text: text for text in self.criteria})
 
 
 # --- score -----------------------------------------------------------------------------------------------------
@@ -69,7 +61,7 @@ def score(
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix for more."""
     from pacorl.gate.panels import files_of, open_panels
-    from pacorl.gate.scores import score_set, table
+    from pacorl.gate.scores import score_set
     from pacorl.runtime.cores import use_cores
 
     # Questions and images, before a judge is loaded, which takes minutes.
@@ -90,7 +82,7 @@ def score(
                 reward.judge,
                 panels.images,
                 names=panels.names,
-                questions=ask.questions,
+                theme=ask.theme,
                 ranking=rank,
                 reasons=reasons,
                 progress=advance,
@@ -98,7 +90,7 @@ def score(
         if as_json:
             print_json(reward.about | scores.to_dict())
         else:
-            echo(table(scores))
+            echo(scores)
     if scores.missing:
         raise Exit(INCOMPLETE)
 
@@ -108,7 +100,7 @@ def score(
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(QuestionOptions):
-    """Questions and threshold of a check."""
+    """Question and threshold of a check."""
 
     panel: ClassVar[str] = "Check"
 
@@ -250,7 +242,7 @@ class Gate:
             self.ask.least,
             panels=panels,
             references=[len(images) for _, images in self._opened],
-            plain=not (self.ask.theme or self.ask.criteria),
+            plain=not self.ask.theme,
         )
 
     def check(self, reward: PacoReward, panels: Panels) -> Check:
@@ -266,7 +258,7 @@ class Gate:
                 names=panels.names,
                 characters=self._opened,
                 casts=self._casts(panels.texts),
-                questions=self.ask.questions,
+                theme=self.ask.theme,
                 progress=advance,
             )
 

@@ -14,7 +14,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pacorl.types import TINY, Size
 
@@ -37,8 +37,9 @@ class UsageError(ValueError):
     """Exit code of the command."""
 
 
-MEMORY = ("normal", "low", "lowest")
+Memory = Literal["normal", "low", "lowest"]
 """Forms of the frozen weights of a model in this process: as saved, in int8, and in int8 in main memory."""
+MEMORY: tuple[Memory, ...] = get_args(Memory)
 
 
 def packed_form(memory: str) -> dict[str, Any]:
@@ -84,7 +85,7 @@ class JudgeOptions:
     panel: ClassVar[str] = "Judge"
 
     judge: str = option("", "A model's or LoRA's folder or hub name, a server's URL (URL#MODEL), or tiny.")
-    memory: Literal["normal", "low", "lowest"] = option(
+    memory: Memory = option(
         "normal",
         "low: for a small card. Models of this process keep their blocks' weights in int8, and take turns on the card. "
         "lowest: these weights also stay in main memory, and are sent layer by layer.",

@@ -1,21 +1,20 @@
 """The gate of an image set: least P(same) per panel, after controls with known answers.
 
-A panel's score is the lowest, over the questions and the characters, of its median P(Yes) with a character's reference
-images; without a character, with the other panels. A set passes if no panel's score is below the threshold.
+A panel's score is the lowest, over the characters, of its median P(Yes) with a character's reference images; without a
+character, with the other panels. A set passes if no panel's score is below the threshold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Resampling
 
 from pacorl.core.set_scores import median_with
-from pacorl.gate.scores import Questions, Scores, p_yes_text, questions_about, score_set
+from pacorl.gate.scores import Scores, p_yes_text, score_set
 from pacorl.io.images import as_rgb, open_image
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.pairwise import Pair
@@ -46,7 +45,7 @@ class Control:
         image: Name of the first image.
         name: Description of the second image.
         same: Whether the answer is Yes.
-        p_yes: Lowest P(Yes) over the questions, from 0 to 1.
+        p_yes: P(Yes), from 0 to 1.
     """
 
     image: str
@@ -80,16 +79,12 @@ class PanelScore:
     Attributes:
         image: Name of the panel.
         score: Lowest median P(Yes), from 0 to 1; None if a question failed, or the judge fails the panel's controls.
-        lowest_question: Label of the lowest question.
-        lowest_character: Character with the lowest median; None without characters.
-        characters: Characters that the panel was compared with.
+        character: Character with this median; None if the panel is compared with the other panels.
     """
 
     image: str
     score: float | None
-    lowest_question: str = ""
-    lowest_character: str | None = None
-    characters: tuple[str, ...] = ()
+    character: str | None = None
 
     @property
     def rank(self) -> float:
@@ -108,7 +103,6 @@ class Check:
             panel below the threshold.
         panels: Deciding scores.
         asked: Number of questions, the controls' included.
-        shown: Means that people are shown in place of that over the pairs.
     """
 
     scores: Scores
@@ -116,12 +110,11 @@ class Check:
     controls: tuple[Control, ...]
     panels: tuple[PanelScore, ...]
     asked: int
-    shown: tuple[float | None, ...] = ()
 
     @property
     def with_characters(self) -> bool:
-        """Whether the panels were compared with characters, and not with each other."""
-        return any(panel.characters for panel in self.panels)
+        """Whether the panels were compared with characters."""
+        return any(panel.character is not None for panel in self.panels)
 
     @property
     def unsure(self) -> tuple[int, ...]:
@@ -132,11 +125,6 @@ class Check:
     def failed(self) -> tuple[int, ...]:
         """Numbers, from 0, of the panels below the threshold, lowest first."""
         return self._panels_with("fails")
-
-    @property
-    def means(self) -> list[float]:
-        """The means that people are shown, of which a repair lowers none; 0 for one that is missing."""
-        return [mean or 0.0 for mean in self.shown or [self.scores.mean]]
 
     @property
     def passed(self) -> bool:
@@ -154,13 +142,9 @@ class Check:
         return next(iter(self.failed), None)
 
     def reason(self, number: int) -> str:
-        """Name a failing panel's lowest question, of several, and its character, in brackets; empty if it passes."""
-        panel = self.panels[number]
-        question = f"lowest for {panel.lowest_question}" if len(self.scores.questions) > 1 else ""
-        reasons = list(filter(None, [question, panel.lowest_character]))
-        if reasons and number in self.failed:
-            return f" ({', '.join(reasons)})"
-        return ""
+        """Name the character that a failing panel is not like, in brackets; empty without one, or if it passes."""
+        character = self.panels[number].character
+        return f" ({character})" if character and number in self.failed else ""
 
     def status(self, number: int) -> str:
         """Return a panel's verdict in a word: ok, fails, or unsure if there is none."""
@@ -191,28 +175,25 @@ class Check:
             "odd_one_out": self.panels[failed[0]].image if failed else None,
             "panels": [{"passed": self.status(n) == "ok", **asdict(each)} for n, each in enumerate(self.panels)],
             "controls": list(map(asdict, self.controls)),
-            "questions": dict(self.scores.questions),
+            "question": self.scores.question,
             "asked": self.asked,
         }
 
 
-def panel_score(
-    name: str, panel: int, groups: Sequence[Group], answers: Mapping[str, Mapping[Pair, float | None]]
-) -> PanelScore:
-    """Score one panel: the lowest median P(Yes) over the questions and the groups of images that it is compared with.
+def panel_score(name: str, panel: int, groups: Sequence[Group], answers: Mapping[Pair, float | None]) -> PanelScore:
+    """Score one panel: the lowest median P(Yes) with a group of images that it is compared with.
 
     Args:
         groups: Reference images of each character, or the other panels.
-        answers: Question → pair of images → P(Yes).
+        answers: Pair of images → P(Yes).
     """
-    characters = tuple(character for character, _ in groups if character is not None)
     lowest = PanelScore(name, None)
-    for (character, group), (question, p_yes) in product(groups, answers.items()):
-        middle = median_with(p_yes, panel, group)
-        if middle is None or lowest.score is None or middle < lowest.score:
-            lowest = PanelScore(name, middle, question, character, characters)
+    for character, group in groups:
+        middle = median_with(answers, panel, group)
         if middle is None:
-            break
+            return PanelScore(name, None, character)
+        if lowest.score is None or middle < lowest.score:
+            lowest = PanelScore(name, middle, character)
     return lowest
 
 
@@ -224,7 +205,7 @@ def check_set(
     names: Sequence[str] = (),
     characters: Sequence[tuple[str, Sequence[Image]]] = (),
     casts: Sequence[Sequence[str]] = (),
-    questions: Questions | None = None,
+    theme: str = "",
     progress: Progress = silent,
 ) -> Check:
     """Check whether images show the same, after the controls.
@@ -234,14 +215,13 @@ def check_set(
         names: Display names; numbered if empty.
         characters: Name and reference images of each character.
         casts: Names of the characters that each image shows, one or more; all of them in every image if empty.
-        questions: Questions about each pair (`questions_about`); by default plain consistency.
+        theme: The panels' theme; without one the judge is asked about plain consistency.
         progress: Callback with (done, total) questions about the panels.
 
     Raises:
         ControlError: if a control of every image is answered wrongly.
         ValueError: for an invalid image, or for a single image without a reference.
     """
-    questions = questions or questions_about()
     # References first, then panels.
     every: list[Image] = []
     labels: list[str] = []
@@ -264,12 +244,9 @@ def check_set(
         pairs |= {(min(other, panel), max(other, panel)): None for _, group in groups[panel] for other in group}
 
     # Controls first: a failure saves the questions about the set.
-    controls = _controlled(judge, every, least, names=labels, questions=questions)
-    scores = score_set(judge, every, names=labels, pairs=pairs, questions=questions, progress=progress)
-    answers: dict[str, dict[Pair, float | None]] = {question: {} for question in questions}
-    for pair in scores.pairs:
-        for question, p_yes in pair.by_question.items():
-            answers[question][pair.first, pair.second] = p_yes
+    controls = _controlled(judge, every, least, names=labels, theme=theme)
+    scores = score_set(judge, every, names=labels, pairs=pairs, theme=theme, progress=progress)
+    answers = {(pair.first, pair.second): pair.p_yes for pair in scores.pairs}
 
     # No panel fails if the judge fails its controls, or by an image whose controls it fails.
     suspects = set(labels[: panels.start])
@@ -285,15 +262,15 @@ def check_set(
         # Leaving an image out may lower other panels, which are suspects in the next round.
         suspects |= low
         for name in sorted(low.difference(control.image for control in controls)):
-            controls += _controls_of(judge, every[labels.index(name)], name, questions)
-    return Check(scores, least, tuple(controls), tuple(judged), (len(pairs) + len(controls)) * len(questions))
+            controls += _controls_of(judge, every[labels.index(name)], name, theme)
+    return Check(scores, least, tuple(controls), tuple(judged), len(pairs) + len(controls))
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
 
 
 def _controlled(
-    judge: Judge, images: Sequence[Image], least: float, *, names: Sequence[str], questions: Questions
+    judge: Judge, images: Sequence[Image], least: float, *, names: Sequence[str], theme: str
 ) -> list[Control]:
     """Ask the controls of one image after the other until one passes them; return all answers.
 
@@ -302,14 +279,14 @@ def _controlled(
     """
     controls: list[Control] = []
     for image, name in zip(images, names, strict=True):
-        of_image = _controls_of(judge, image, name, questions)
+        of_image = _controls_of(judge, image, name, theme)
         controls += of_image
         if all(control.passes(least) for control in of_image):
             return controls
     raise ControlError(next(control for control in controls if not control.passes(least)), least)
 
 
-def _controls_of(judge: Judge, image: Image, name: str, questions: Questions) -> list[Control]:
+def _controls_of(judge: Judge, image: Image, name: str, theme: str) -> list[Control]:
     """Ask about an image with itself, with a crop of itself, and with the drawn figure of another character."""
     image = as_rgb(image, name)
     width, height = image.size
@@ -321,11 +298,10 @@ def _controls_of(judge: Judge, image: Image, name: str, questions: Questions) ->
     # As a ranking: each control is compared with the image, and not with the other controls.
     images = [image, image, crop, open_image(CONTROL_FIGURE)]
     controls = []
-    for pair, second in zip(score_set(judge, images, ranking=True, questions=questions).pairs, CONTROLS, strict=True):
+    for pair, second in zip(score_set(judge, images, ranking=True, theme=theme).pairs, CONTROLS, strict=True):
         if pair.p_yes is None:
             raise RuntimeError(f"the judge gave no answer about a control: {pair.error}")
-        lowest = min(p_yes for p_yes in pair.by_question.values() if p_yes is not None)
-        controls.append(Control(name, second, second != CONTROLS[-1], lowest))
+        controls.append(Control(name, second, second != CONTROLS[-1], pair.p_yes))
     return controls
 
 

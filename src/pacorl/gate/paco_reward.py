@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.batches import in_batches
-from pacorl.gate.scores import TOGETHER, Scores, questions_about, score_set
+from pacorl.gate.scores import TOGETHER, Scores, question_about, score_set
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
 from pacorl.judge import check_judge, identity_at, judge_from
@@ -82,7 +82,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         return {"judge": self.name, "note": self.note}
 
     def score(self, first: ImageLike, second: ImageLike, **options: Any) -> float:
-        """Compute P(Yes) of two images, from 0 to 1; options (theme, criteria) as in `score_set`.
+        """Compute P(Yes) of two images, from 0 to 1; options (theme) as in `score_set`.
 
         Raises:
             ImageError: for an invalid image.
@@ -127,14 +127,13 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         for chunk in in_batches(list(enumerate(zip(pairs, of_pair, strict=True))), TOGETHER):
             questions = {}
             for number, (pair, theme) in chunk:
-                (text,) = questions_about(theme).values()
                 try:
                     images = tuple(as_rgb(_opened(image), "an image of a pair") for image in pair)
                 except ValueError as fault:
                     # One bad file costs its own pairs alone.
                     verdicts[number] = Verdict(None, str(fault))
                     continue
-                questions[number] = Question(images, text)
+                questions[number] = Question(images, question_about(theme))
             verdicts |= zip(questions, self.judge.verdicts([*questions.values()]), strict=True)
         return [verdicts[number] for number in range(len(pairs))]
 
@@ -143,7 +142,6 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         images: Sequence[ImageLike],
         *,
         theme: str = "",
-        criteria: Mapping[str, str] | None = None,
         ranking: bool = False,
         reasons: bool = False,
     ) -> Scores:
@@ -151,8 +149,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
         Args:
             images: Two or more images: files, http(s) URLs or PIL images.
-            theme: The common theme; without theme and criteria the plain question is asked.
-            criteria: Label → text of further questions; a pair's score is the mean over all questions.
+            theme: The common theme; without one the plain question is asked.
             ranking: Compare only the first image with each candidate.
             reasons: Request the answer in words too, which takes far longer.
 
@@ -161,8 +158,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             ValueError: for fewer than two images.
         """
         opened = list(map(_opened, images))
-        questions = questions_about(theme, criteria)
-        return score_set(self.judge, opened, questions=questions, ranking=ranking, reasons=reasons)
+        return score_set(self.judge, opened, theme=theme, ranking=ranking, reasons=reasons)
 
     def close(self) -> None:
         """Close the connection to a server."""

@@ -1,24 +1,22 @@
-"""Scores of image pairs and of whole sets: the questions, the answers, and their text.
+"""Scores of image pairs and of whole sets: the question, the answers, and their text.
 
-A pair's score is the judge's P(Yes), averaged over the questions. A pair with an unanswered question has no score, but
-an error message.
+A pair's score is the judge's P(Yes). A pair without an answer has no score, but an error message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pacorl.core import questions as wordings
 from pacorl.core.batches import in_batches
-from pacorl.core.set_scores import whole_mean
+from pacorl.core.questions import consistent, same_theme
 from pacorl.io.images import as_rgb
 from pacorl.io.terminal import Progress, silent
-from pacorl.judge.pairwise import Matrix, Pair, ask_pairs, errors_of, symmetric_matrix
-from pacorl.types import Question, Verdict
+from pacorl.judge.pairwise import Matrix, Pair, ask, symmetric_matrix
+from pacorl.types import Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,40 +28,24 @@ TOGETHER = 256
 UNCALIBRATED = "P(Yes) is uncalibrated: the judge's own."
 """Line of a report without a calibration file."""
 
-Questions = Mapping[str, str]
-"""Short name in tables → wording sent to the judge."""
-
 
 @dataclass(frozen=True, slots=True)
 class PairScore:
-    """The judge's verdicts about two images of a set.
+    """The judge's answer about two images of a set.
 
     Attributes:
         first: Index of the first image.
         second: Index of the second image.
-        verdicts: Question → verdict.
+        p_yes: The pair's score, from 0 to 1; None without an answer.
+        error: Reason for a missing score.
         reasons: The judge's answer in words, if requested.
     """
 
     first: int
     second: int
-    verdicts: Mapping[str, Verdict]
+    p_yes: float | None
+    error: str = ""
     reasons: str = ""
-
-    @property
-    def by_question(self) -> dict[str, float | None]:
-        """Question → P(Yes), from 0 to 1."""
-        return {question: verdict.p_yes for question, verdict in self.verdicts.items()}
-
-    @property
-    def p_yes(self) -> float | None:
-        """The pair's score; None if a question stayed unanswered."""
-        return whole_mean(self.by_question.values())
-
-    @property
-    def error(self) -> str:
-        """Reason for a missing score."""
-        return errors_of(self.verdicts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +55,7 @@ class Scores:
     Attributes:
         names: Names of the images in tables.
         images: RGB images, exactly the judge's input.
-        questions: Questions about every pair.
+        question: Question about every pair.
         pairs: Scores of all pairs, or of the pairs with the first image if `ranking`.
         ranking: Whether only the first image is compared with each candidate.
         calibrated: Whether a calibration file maps the judge's P(Yes).
@@ -81,7 +63,7 @@ class Scores:
 
     names: tuple[str, ...]
     images: tuple[Image, ...]
-    questions: Questions
+    question: str
     pairs: tuple[PairScore, ...]
     ranking: bool = False
     calibrated: bool = False
@@ -115,11 +97,10 @@ class Scores:
         pairs = []
         for pair in self.pairs:
             images = [self.names[pair.first], self.names[pair.second]]
-            words = {"error": pair.error, "reasons": pair.reasons}
-            pairs.append({"images": images, "p_yes": pair.p_yes, "by_question": pair.by_question, **words})
+            pairs.append({"images": images, "p_yes": pair.p_yes, "error": pair.error, "reasons": pair.reasons})
         return {
             "images": list(self.names),
-            "questions": dict(self.questions),
+            "question": self.question,
             "calibrated": self.calibrated,
             "mean": self.mean,
             "missing": len(self.missing),
@@ -128,21 +109,27 @@ class Scores:
         }
 
     def __str__(self) -> str:
-        """Format the scores like `pacorl score`."""
-        return table(self)
+        """Format the scores for a terminal: one line for a pair, a matrix for a set, a list for a ranking."""
+        lines = _rows(self)
+        if self.mean is not None and not self.ranking:
+            about = "P(Yes), the two images belong together"
+            if len(self.pairs) > 1:
+                about = f"Mean P(Yes) of {len(self.pairs) - len(self.missing)} of {len(self.pairs)} pairs"
+            lines.append(f"{about}: {p_yes_text(self.mean)}.")
+        for pair in self.missing:
+            lines.append(f"No score: {self.names[pair.first]} and {self.names[pair.second]} ({pair.error}).")
+        if self.mean is not None and not self.calibrated:
+            lines.append(UNCALIBRATED)
+        for pair in self.pairs:
+            if pair.reasons:
+                title = f"{self.names[pair.first]} and {self.names[pair.second]}: {p_yes_text(pair.p_yes)}"
+                lines += ["", title, "  " + pair.reasons.replace("\n", "\n  ")]
+        return "\n".join(lines)
 
 
-# --- asking ----------------------------------------------------------------------------------------------------
-
-
-def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) -> Questions:
-    """Build the questions for a theme and written criteria (label → text); without either, the plain question."""
-    questions = {}
-    if theme:
-        questions["theme"] = wordings.same_theme(theme)
-    for label, text in (criteria or {}).items():
-        questions[label] = wordings.meets_criterion(text)
-    return questions or {"consistent": wordings.consistent()}
+def question_about(theme: str = "") -> str:
+    """Build the question about two images of a theme; without one, the plain question."""
+    return same_theme(theme) if theme else consistent()
 
 
 def score_set(
@@ -150,7 +137,7 @@ def score_set(
     images: Sequence[Image],
     *,
     names: Sequence[str] = (),
-    questions: Questions | None = None,
+    theme: str = "",
     ranking: bool = False,
     pairs: Iterable[Pair] | None = None,
     reasons: bool = False,
@@ -160,7 +147,7 @@ def score_set(
 
     Args:
         names: Display names; numbered if empty.
-        questions: Questions about each pair (`questions_about`); by default plain consistency.
+        theme: The images' theme; without one the judge is asked about plain consistency.
         ranking: Compare only the first image, the reference, with each candidate; `ranked` holds them best first.
         pairs: The pairs to ask about, in place of all pairs.
         reasons: Request the answer in words too, which takes far longer.
@@ -179,55 +166,23 @@ def score_set(
     pairs = list(pairs)
     names = tuple(names) or tuple(f"image {number}" for number in range(1, len(images) + 1))
     images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
-    questions = questions or questions_about()
+    question = question_about(theme)
 
-    # Verdicts.
+    # Answers.
     scored: list[PairScore] = []
-    progress(0, len(questions) * len(pairs))
+    progress(0, len(pairs))
     for chunk in in_batches(pairs, TOGETHER):
-        (answers,) = ask_pairs(judge, [images], [questions], pairs=[chunk])
-        for (first, second), verdicts in answers.items():
-            words = ""
+        asked = {(first, second): Question((images[first], images[second]), question) for first, second in chunk}
+        for pair, verdict in ask(judge, asked).items():
             # Words cost a whole answer each, so pairs without a score get none.
-            if reasons and all(verdict.valid for verdict in verdicts.values()):
-                lines = []
-                for label, text in questions.items():
-                    reason = judge.explain(Question((images[first], images[second]), text))
-                    lines.append(f"{label}: {reason}" if len(questions) > 1 else reason)
-                words = "\n".join(lines)
-            scored.append(PairScore(first, second, verdicts, words))
-        progress(len(questions) * len(scored), len(questions) * len(pairs))
+            words = judge.explain(asked[pair]) if reasons and verdict.valid else ""
+            scored.append(PairScore(*pair, verdict.p_yes, "" if verdict.valid else verdict.error, words))
+        progress(len(scored), len(pairs))
     calibrated = getattr(judge, "calibration", None) is not None
-    return Scores(names, tuple(images), questions, tuple(scored), ranking, calibrated)
+    return Scores(names, tuple(images), question, tuple(scored), ranking, calibrated)
 
 
 # --- for people ------------------------------------------------------------------------------------------------
-
-
-def table(scores: Scores) -> str:
-    """Format the scores for a terminal: one line for a pair, a matrix for a set, a list for a ranking."""
-    lines = _rows(scores)
-    if scores.mean is not None and not scores.ranking:
-        about = "P(Yes), the two images belong together"
-        if len(scores.pairs) > 1:
-            about = f"Mean P(Yes) of {len(scores.pairs) - len(scores.missing)} of {len(scores.pairs)} pairs"
-        lines.append(f"{about}: {p_yes_text(scores.mean)}.")
-    for pair in scores.missing:
-        lines.append(f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error}).")
-    if scores.mean is not None and not scores.calibrated:
-        lines.append(UNCALIBRATED)
-
-    # The answers in words, per question if there are several.
-    for pair in scores.pairs:
-        words = []
-        if len(scores.questions) > 1:
-            words += [f"  {p_yes_text(p_yes):>7}  {label}" for label, p_yes in pair.by_question.items()]
-        if pair.reasons:
-            words.append("  " + pair.reasons.replace("\n", "\n  "))
-        if words:
-            title = f"{scores.names[pair.first]} and {scores.names[pair.second]}: {p_yes_text(pair.p_yes)}"
-            lines += ["", title, *words]
-    return "\n".join(lines)
 
 
 def _rows(scores: Scores) -> list[str]:

@@ -1,7 +1,7 @@
 """Repair of an image set: redraw failing panels until the gate passes or the tries are spent.
 
-A redrawn panel is accepted if it fits better than the earlier one, raises the set's lowest score, and lowers no mean
-that people are shown. Of sets whose lowest scores tie, the next lowest decides. The original images stay as they are.
+A redrawn panel is accepted if it fits better than the earlier one, raises the set's lowest score, and does not lower
+its mean. Of sets whose lowest scores tie, the next lowest decides. The original images stay as they are.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def repair_set(
 
 
 def _is_better(check: Check, *, than: Check) -> bool:
-    """Compare the panels' scores, lowest first; the first that are no tie decide, unless a shown mean is lower."""
-    if any(new < old for new, old in zip(check.means, than.means, strict=True)):
+    """Compare the panels' scores, lowest first; the first that are no tie decide, unless the mean is lower."""
+    if (check.scores.mean or 0.0) < (than.scores.mean or 0.0):
         return False
     ranks = [sorted(panel.rank for panel in each.panels) for each in (check, than)]
     return next((new > old for new, old in zip(*ranks, strict=True) if abs(new - old) >= TIE), False)

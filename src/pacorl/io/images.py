@@ -230,14 +230,14 @@ def check_shape(image: Image.Image, name: str) -> None:
         )
 
 
-def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None, *, dpi: int | None = None) -> bytes:
-    """Encode the image as PNG, with `texts` in its text chunks, and its size in print if it has `dpi`."""
+def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> bytes:
+    """Encode the image as PNG, with `texts` in its text chunks."""
     chunks = PngImagePlugin.PngInfo()
     # iTXt: the other chunks of texts hold Latin letters only.
     for key, text in (texts or {}).items():
         chunks.add_itxt(key, text)
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", pnginfo=chunks, dpi=(dpi, dpi) if dpi else None)
+    image.save(buffer, format="PNG", pnginfo=chunks)
     return buffer.getvalue()
 
 

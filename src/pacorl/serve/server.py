@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -26,9 +25,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from pacorl.core.questions import text_fault
-from pacorl.gate.check import Check, ControlError, check_set
+from pacorl.gate.check import ControlError, check_set
 from pacorl.gate.paco_reward import PacoReward
-from pacorl.gate.scores import Scores, questions_about, score_set
+from pacorl.gate.scores import score_set
 from pacorl.io.images import MAX_PIXELS, ImageError
 from pacorl.io.uploads import submit_upload
 from pacorl.judge.http import FLOOR_LOGPROB
@@ -268,12 +267,14 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
         panels = await decoded(request.images)
         if len(panels) < 2 and not request.references:
             raise RefusedError("1 image has nothing to be compared with; give two or more")
-        questions = questions_about(request.theme)
-        ask: Callable[..., Scores | Check] = partial(score_set, questions=questions, ranking=request.ranking)
-        if request.least is not None:
-            characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
-            ask = partial(check_set, least=request.least, characters=characters, questions=questions)
-        return about | (await served.submit(ask, judge, panels)).to_dict()
+        if request.least is None:
+            scores = await served.submit(score_set, judge, panels, theme=request.theme, ranking=request.ranking)
+            return about | scores.to_dict()
+        characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
+        check = await served.submit(
+            check_set, judge, panels, least=request.least, theme=request.theme, characters=characters
+        )
+        return about | check.to_dict()
 
     return app
 

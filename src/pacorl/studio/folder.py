@@ -43,8 +43,6 @@ EXAMPLE = (
 SHEET = "Let the hero be jumping.\nPut the hero at the beach.\nPut a boat beside the hero.\nShow the scene at night."
 LEAST_ASKED = 0.1
 """A changed picture below it has not the change, and a tie of such pictures says nothing."""
-PRINT_DPI = 300
-"""Pixels of a drawing per inch of paper."""
 SIDE = 1536
 """Longer side of a character's picture: training and generators read 1,024 pixels."""
 
@@ -83,8 +81,6 @@ class Recipe(BaseModel):
     """Sentences of the last check; empty before one."""
     odd: Json[int | None] = None
     """Index of the panel that fits least, if the check failed."""
-    drawn: str = ""
-    """Words of the form by which it was drawn, if a panel was changed since."""
 
     def updated(self, **changes: object) -> Self:
         """Copy it with other values, which are not checked."""
@@ -107,7 +103,7 @@ class Recipe(BaseModel):
     @property
     def words(self) -> str:
         """Words of the form by which it was drawn."""
-        return self.drawn or "\n".join([self.theme or self.prompt, *self.panels])
+        return "\n".join([self.theme or self.prompt, *self.panels])
 
     @property
     def name(self) -> str:
@@ -140,10 +136,6 @@ class Draft(BaseModel):
 
     words: str = EXAMPLE
     """A sentence; or a shared description and a line per panel."""
-    change: str = ""
-    """What should change in a panel, a line per new picture."""
-    changing: str = ""
-    """Page and index of the panel that `change` is about."""
     sheet: str = SHEET
     """What should change in the pictures of a character, a line per new picture."""
     name: str = ""
@@ -185,7 +177,7 @@ class Drawing:
     def rewrite(self, **changes: object) -> Drawing:
         """Write it again, with another recipe."""
         changed = Drawing(self.path, self.recipe.updated(**changes))
-        write_atomic(self.path, png_bytes(open_image(self.path), changed.recipe.texts, dpi=PRINT_DPI))
+        write_atomic(self.path, png_bytes(open_image(self.path), changed.recipe.texts))
         return changed
 
 
@@ -235,7 +227,7 @@ class Folder:
         staged = self.path / "unfinished"
         shutil.rmtree(staged, ignore_errors=True)  # of a killed studio, or a full disk
         for number, (image, recipe) in enumerate(drawings, 1):
-            write_atomic(staged / f"{number}.png", png_bytes(image, recipe.texts, dpi=PRINT_DPI))
+            write_atomic(staged / f"{number}.png", png_bytes(image, recipe.texts))
         target = self.path / "pages" / timestamp()
         make_folder(target.parent)
         staged.rename(target)
@@ -318,19 +310,17 @@ class Folder:
         loras = [path for path in (self.path / "loras").glob("*/*") if path.name == name]
         self.remove(plain(name), self.character_folder(name), *loras)
 
-    def undo(self) -> list[Path]:
-        """Restore the last removal, and return its paths.
-
-        Raises FileExistsError if something new has its place, and can be tried again.
-        """
+    def undo(self) -> None:
+        """Restore the last removal. Raises FileExistsError if something new has its place, and can be tried again."""
         if not self._removals:  # another window was faster
-            return []
+            return
         moves = self._removals[-1][1]
         for path in moves:
             if path.exists():
                 raise FileExistsError(f"there is a new {path.name}; remove it before you undo the removal")
         self._removals.pop()
-        return [trashed.rename(path) for path, trashed in moves.items()]
+        for path, trashed in moves.items():
+            trashed.rename(path)
 
 
 def plain(name: str) -> str:

@@ -6,7 +6,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-from pacorl.config.options import MEMORY, StudioModels
+from pacorl.config.options import MEMORY, Memory, StudioModels
 from pacorl.io.hub import OF_PIPELINE, PIPELINE, download_command, local_file
 from pacorl.judge.judge import JudgeSettings
 from pacorl.models.policies import POLICIES, kind_of
@@ -19,8 +19,6 @@ PRACTICE_ONLY = (
     "The practice model and the practice judge know only a small world of drawn heroes. What they make of pictures of "
     "your own, and their numbers for them, mean nothing: choose another model at the top for those."
 )
-PACE = {"normal": "", "low": ", slower", "lowest": ", slowly"}
-"""`memory` → its cost in speed, in words."""
 
 
 def offers() -> dict[str, str]:
@@ -46,11 +44,11 @@ def download(name: str) -> list[str]:
 
 
 @cache
-def fit_of(model: str) -> tuple[str, str]:
+def fit_of(model: str) -> Memory:
     """Plan a generator together with its judge on this machine, which takes half a minute.
 
     Returns:
-        The first form of `memory` that fits, and a line for a person.
+        The fastest form of `memory` that fits.
 
     Raises:
         ValueError: none fits.
@@ -58,18 +56,14 @@ def fit_of(model: str) -> tuple[str, str]:
     from pacorl.plan.plan import plan_generation
 
     spec = POLICIES.named(kind_of(model))
-    needs = ""
-    # From the fastest form to the smallest one.
     for memory in MEMORY:
         plan = plan_generation(spec.options_for(model, dtype="bfloat16", memory=memory), judge=judge_of(model))
-        card = plan.peak_bytes if plan.device_bytes else 0
-        main = plan.memory.held + plan.peak_bytes - card  # without a card the models are in main memory
-        needs = f"{main / 2**30:.0f} GB of main memory"
-        if card:
-            needs = f"{card / 2**30:.0f} GB of a card and {needs}"
+        # Without a card the models are in main memory.
+        main = plan.memory.held if plan.device_bytes else plan.memory.held + plan.peak_bytes
         if not plan.shortage and main <= (plan.main_bytes or main):
-            return memory, f"runs here{PACE[memory]}: takes {needs}"
-    raise ValueError(f"{model} does not fit this machine: takes {needs}")
+            return memory
+    needs = f"a card of {plan.peak_bytes / 2**30:.0f} GB and {plan.memory.held / 2**30:.0f} GB of main memory"
+    raise ValueError(f"{model} does not fit this machine: in its smallest form, with a judge, it takes {needs}")
 
 
 def judge_of(model: str) -> str:

@@ -16,11 +16,11 @@ from PIL.Image import Image
 from pacorl.character_training.pictures import LEAST
 from pacorl.io.images import open_image, recipe_of
 from pacorl.report.html import render
-from pacorl.studio.folder import PRINT_DPI, Drawing, plain
+from pacorl.studio.folder import Drawing, plain
 from pacorl.studio.models import JUDGE, PRACTICE_ONLY, is_here, offers, shown_name
 from pacorl.studio.teaching import newest_training
 from pacorl.studio.work import LEARNING, PRACTICE_STRENGTH, Studio
-from pacorl.tiny.words import tiny_changed
+from pacorl.tiny.words import EDITS
 from pacorl.types import TINY
 
 STYLE = Path(__file__).with_name("style.css")
@@ -28,7 +28,6 @@ FOCUS = Path(__file__).with_name("focus.js").read_text(encoding="utf-8")
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 25_000_000
 LAYOUTS = [f"{rows}x{columns}" for rows in range(1, 5) for columns in range(1, 5)]
-CHANGES = "What should change? A line for each new picture"
 DROP = (
     '<q-btn flat no-caps label="Drop or choose pictures" @click="props.pickFiles" />'
     '<q-uploader-add-trigger class="hidden" />'
@@ -76,7 +75,7 @@ class StudioPage:
                             with ui.row():
                                 self.button("Draw", studio.submit, studio.draw, look="")
                                 self.button("Show the panels", studio.unfold)
-                            self.person("Who is in it", "nobody in particular", of_words=True)
+                            self.person("Who is in it", "nobody in particular")
                         self.hero()
                 with ui.tab_panel("Characters"):
                     self.characters()
@@ -116,14 +115,8 @@ class StudioPage:
             with shown_while(self.studio, "fault"):
                 self.button("✕", lambda: None, **close)  # every action clears it
             with shown_while(self.folder, "removal"):
-                self.button("Undo", self.undo)
+                self.button("Undo", self.folder.undo)
                 self.button("✕", self.folder.forget_removals, **close)
-
-    def undo(self) -> None:
-        """Restore the last removal; a character is chosen again."""
-        for path in self.folder.undo():
-            if path == self.folder.character_folder(path.name):
-                self.studio.keep(character=path.name)
 
     # --- elements ----------------------------------------------------------------------------------------------------
 
@@ -210,8 +203,8 @@ class StudioPage:
         self.studio.add_pictures([(opened(*file), file[0]) for file in files], {} if "place" in texts else texts)
 
     @ui.refreshable_method
-    def person(self, label: str, nobody: str, *, of_words: bool = False) -> None:
-        """Choose a character; `of_words` adds a line while the draft's words do not name it."""
+    def person(self, label: str, nobody: str) -> None:
+        """Choose a character."""
         people = {name: plain(name) for name in self.folder.characters()}
         if self.draft.character not in people:
             self.draft.character = ""
@@ -219,16 +212,7 @@ class StudioPage:
             # Not bound: a select without a character's name would reset a draft that has just got it.
             who = ui.select({"": nobody} | people, label=label, value=self.draft.character)
             who.on_value_change(lambda event: self.act(self.studio.keep, character=event.value))
-        if self.draft.character and of_words:
-            name = plain(self.draft.character)
-            if not self.studio.spec().policy.max_references:
-                model = shown_name(self.studio.names.model).capitalize()
-                ui.label(f"{model} takes no reference images: it draws {name} by its description.").classes("soft")
-            described = self.studio.described(name)
-            unnamed = ui.label(f"The words do not name {name}, and its description is left out.").classes("soft")
-            unnamed.bind_visibility_from(
-                self.draft, "words", backward=lambda words: name not in words and described not in words
-            )
+            ui.label("In the words of a page, the description takes the place of the name.").classes("soft")
 
     @ui.refreshable_method
     def hero(self) -> None:
@@ -260,7 +244,7 @@ class StudioPage:
                 else:
                     shape = ui.select(sorted({*LAYOUTS, recipe.layout}), value=recipe.layout, label="Rows x columns")
                     shape.on_value_change(lambda event: self.act(drawing.rewrite, layout=event.value))
-            self.html("verdict.html", drawing=drawing, dpi=PRINT_DPI)
+            self.html("verdict.html", drawing=drawing)
             if recipe.score is not None:
                 with ui.expansion("Why?").bind_value(self, "why"):
                     self.html(
@@ -295,31 +279,15 @@ class StudioPage:
                         if recipe.panels and grid.count > 1:
                             work = (self.studio.submit, self.studio.redraw, drawing, panel)
                             self.button("Redraw", *work, name=f"Draw {it} again", look=look)
-                        # Offered for each model: a fault names the model that changes no pictures.
-                        name = f"Change {it} by words"
-                        self.button("Change", self.ask_for_change, drawing, panel, name=name, look=look)
-
-    def ask_for_change(self, drawing: Drawing, panel: int) -> None:
-        """Open the dialog that hands one panel, never the whole page, to the editor; it keeps the panel's own words."""
-        about = f"{self.draft.page} {panel}"
-        if self.draft.changing != about:
-            self.studio.keep(change="", changing=about)
-
-        def change() -> None:
-            self.studio.edits(self.draft.change, [drawing.path])  # a fault leaves the dialog open
-            dialog.close()
-            self.studio.submit(self.studio.change, drawing, panel, self.draft.change)
-
-        with self.dialog(f"Change panel {panel + 1}") as dialog:
-            self.words(CHANGES, "change", change).props("autofocus")
-            self.button("Change it", change, look="")
 
     def keep(self, drawing: Drawing, panel: int) -> None:
-        """Add a panel to the character's pictures; the words by which it was drawn or changed become the caption."""
+        """Add a panel to the character's pictures; the words by which it was drawn become the caption."""
         recipe = drawing.recipe
         caption = recipe.panels[panel] if recipe.panels else ""
         if recipe.sources:
-            caption = tiny_changed("", recipe.prompt) if recipe.model == TINY else recipe.prompt
+            caption = recipe.prompt
+            if recipe.model == TINY:
+                caption = ", ".join(EDITS[recipe.prompt].values())
         self.folder.add_picture(self.draft.character, drawing.panels[panel], caption)
         ui.notify(f"Kept as a picture of {plain(self.draft.character)}.")
 
@@ -353,7 +321,7 @@ class StudioPage:
                 self.drop_zone(self.add_pictures)
         with card("More pictures of it"):
             ui.label("Drawn from its pictures. Of each line the best comes first, and you keep some.").classes("soft")
-            self.words(CHANGES, "sheet", self.studio.submit, self.studio.sheet)
+            self.words("What should change? A line for each new one", "sheet", self.studio.submit, self.studio.sheet)
             self.button("Draw a sheet", self.studio.submit, self.studio.sheet)
         self.teaching(name)
         # A job: its teaching must not run meanwhile.
@@ -466,7 +434,6 @@ def message(text: str) -> str:
 
 
 def title_of(drawing: Drawing) -> str:
-    """Tell a page from others of the same words, by its origin and time."""
-    recipe, changed = drawing.recipe, datetime.fromtimestamp(drawing.path.stat().st_mtime)
-    origin = recipe.note.partition(",")[0][:60] if recipe.panels else ""  # without its scores
-    return ", ".join(filter(None, [recipe.name[:60].rstrip("."), origin, f"{changed:%d %b, %H:%M:%S}"]))
+    """Tell a page from others of the same words, by its time."""
+    changed = datetime.fromtimestamp(drawing.path.stat().st_mtime)
+    return f"{drawing.recipe.name[:60].rstrip('.')}, {changed:%d %b, %H:%M:%S}"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
-from math import ceil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
@@ -24,23 +24,22 @@ from PIL.Image import Image
 
 from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
-from pacorl.core.grid import panel_tags, shared_text
+from pacorl.core.grid import shared_text
 from pacorl.core.set_scores import tied_groups
 from pacorl.io.children import start_python
 from pacorl.io.documents import write_json
-from pacorl.io.files import write_atomic
-from pacorl.io.images import open_image, png_bytes
+from pacorl.io.images import open_image
 from pacorl.judge import judge_for
 from pacorl.judge.calibration import LEAST
-from pacorl.models.adapters import adapter_names, read_adapters
+from pacorl.models.adapters import read_adapters
 from pacorl.models.policies import POLICIES, kind_of
-from pacorl.records.compose import check_for, layout_for, prompt_from, sentence
+from pacorl.records.compose import check_for, layout_for, prompt_from
 from pacorl.records.panels import write_panels
 from pacorl.report.html import render
 from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, plain, timestamp
 from pacorl.studio.models import JUDGE, PRACTICE, PRACTICE_ONLY, download, fit_of, is_here, judge_of, shown_name
 from pacorl.studio.teaching import Training, newest_training, training_recipe
-from pacorl.tiny.words import Text, read_texts, tiny_changed
+from pacorl.tiny.words import Text, read_texts
 from pacorl.tiny.world import LOOKS
 from pacorl.types import TINY, Character, Prompt, Size
 
@@ -219,8 +218,7 @@ class Studio:
             raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
         POLICIES.named(kind_of(name)).check_source(name)
         # Plan first: a load that does not fit would exhaust the machine.
-        memory: Any
-        memory, _ = fit_of(name)
+        memory = fit_of(name)
         self.unload()
         self.names = StudioModels(model=name, memory=memory, judge=judge_of(name))
         self.keep(chosen=self.names)
@@ -232,9 +230,10 @@ class Studio:
             ValueError: a generator does not fit this machine.
         """
         self.enter(f"Planning {name} for this machine")
-        words = "" if name == JUDGE else f", which {fit_of(name)[1]}"
+        if name != JUDGE:
+            fit_of(name)
         secret = {"HF_TOKEN": token} if token else {}
-        self._run_child(download(name), lambda: f"Downloading {name}{words}", **secret)
+        self._run_child(download(name), lambda: f"Downloading {name}", **secret)
 
     # --- words -------------------------------------------------------------------------------------------------------
 
@@ -335,30 +334,12 @@ class Studio:
         return (self.folder.character(name),) if name and self.folder.pictures(name) else ()
 
     def restore(self, recipe: Recipe) -> None:
-        """Fill the form in from a recipe, so that the same picture is drawn first.
-
-        Raises:
-            ValueError: the current models and pictures would make another one.
-        """
-        character, edits = self.known(recipe), bool(recipe.sources)
-        self.keep(seed=recipe.seed, character=character)
-        pictures = []
-        if edits:
+        """Fill the form in from a recipe; the same models and pictures then draw the same picture first."""
+        self.keep(seed=recipe.seed, character=self.known(recipe))
+        if recipe.sources:
             self.keep(sheet=recipe.words, tab="Characters")
-            pictures = [path.name for path in self.sheet_sources(character)] if character else []
         else:
             self.keep(words=recipe.words)
-        adapters = self.spec(edits=edits).adapters_of(self.names.model, self.adapters(character, edits=edits))
-        then_and_now = [
-            ("model", recipe.model, self.names.model),
-            ("LoRA", recipe.adapter, adapter_names(adapters)),
-            ("character", recipe.character, character),
-            ("layout", recipe.grid, layout_for(len(recipe.panels) or 1)),
-            ("pictures", " and ".join(recipe.sources), " and ".join(pictures)),
-        ]
-        differing = [f"{name} {then or 'none'}" for name, then, now in then_and_now if then != now]
-        if differing:
-            raise ValueError(f"this was drawn with {', '.join(differing)}, and would be another now")
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
@@ -377,64 +358,28 @@ class Studio:
         self._open([(image, recipe.updated(characters=[name])) for image, recipe in drawings])
         self.draft.seed = None
 
-    def change(self, drawing: Drawing, panel: int, words: str) -> None:
-        """Change one panel of a page by words, a line for each new picture. The page before comes last."""
-        with tempfile.TemporaryDirectory() as scratch:
-            source = Path(scratch) / "panel.png"
-            write_atomic(source, png_bytes(drawing.panels[panel]))
-            edited = self._candidates(self.edits(words, [source]))
-        # Pages have a practice judge of their own.
-        models = self._models(self.draft.character)
-        drawn = []
-        for image, edit in edited:
-            drawn.append((image, changed(drawing.recipe, panel, edit.prompt).updated(note=edit.standing)))
-        self._open_with(models, drawing, panel, drawn, ranked=False)
-
     def redraw(self, drawing: Drawing, panel: int) -> None:
         """Draw one panel again some times, and rank these pages with the page before, so that none is worse."""
-        models = self._models(self.known(drawing.recipe))
-        draw = self._redrawing(models[0], drawing.recipe, drawing.panels[panel], seed=new_seed())
-        self.enter(f"Drawing panel {panel + 1} again")
-        recipe = drawing.recipe.updated(note="drawn again")
-        drawn = [(draw(panel, number)[0], recipe) for number in range(DRAWINGS)]
-        self._open_with(models, drawing, panel, drawn, ranked=True)
-
-    def _open_with(
-        self, models: Models, drawing: Drawing, panel: int, drawn: Sequence[tuple[Image, Recipe]], *, ranked: bool
-    ) -> None:
-        """Open a page with each of some new images of a panel, and the page before, best first if `ranked`."""
-        recipe = drawing.recipe
-        where = f"panel {panel + 1}: " if recipe.grid.count > 1 else ""
-        images, recipes = [], []
-        for image, new in drawn:
-            images.append(drawing.with_panel(panel, image))
-            recipes.append(new.updated(note=where + new.note, checked=[], odd=None, score=None))
-        images.append(open_image(drawing.path))
-        recipes.append(recipe.updated(note="as before"))
-        # Whole pages are judged: a panel is consistent only with its neighbours.
-        scores = self._scores(models, recipe, images)
-        groups = [[index] for index in range(len(images))]
-        if ranked:
-            groups = tied_groups([each.get("score") for each in scores])
-        pages = []
-        for group in groups:
-            for index in group:
-                pages.append((images[index], recipes[index].updated(tied=len(group), **scores[index])))
-        self._open(pages)
-
-    def _scores(self, models: Models, recipe: Recipe, images: Sequence[Image]) -> list[dict[str, Any]]:
-        """Judge pages of one recipe, and return the fields that this adds to each; none without words, or of a single
-        panel."""
         from pacorl.generate.sets import judge_sets
 
-        if not recipe.prompt or recipe.grid.count == 1:
-            return [{} for _ in images]
+        recipe = drawing.recipe
+        generator, reward = self._models(self.known(recipe))
+        draw = self._redrawing(generator, recipe, drawing.panels[panel], seed=new_seed())
+        self.enter(f"Drawing panel {panel + 1} again")
+        images = [drawing.with_panel(panel, draw(panel, number)[0]) for number in range(DRAWINGS)]
+        images.append(open_image(drawing.path))
+        # Whole pages are judged: a panel is consistent only with its neighbours.
         self.enter("Comparing")
         prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
-        prompt = replace(prompt, characters=self.cast(recipe))
-        generator, reward = models
         with generator.judging():
-            return list(map(scores_in, judge_sets(reward.judge, prompt, images)))
+            judged = judge_sets(reward.judge, replace(prompt, characters=self.cast(recipe)), images)
+        pages = []
+        for group in tied_groups([each.score for each in judged]):
+            for index in group:
+                note = f"panel {panel + 1} drawn again" if index < DRAWINGS else "as before"
+                unchecked = recipe.updated(note=note, checked=[], odd=None)
+                pages.append((images[index], unchecked.updated(tied=len(group), **scores_in(judged[index]))))
+        self._open(pages)
 
     def _candidates(self, prompts: Sequence[Prompt], *, seed: int | None = None) -> list[tuple[Image, Recipe]]:
         """Draw candidates of each prompt, best first; a seed of None is a new one."""
@@ -477,7 +422,6 @@ class Studio:
         one of the draft's.
         """
         from pacorl.gate.check import ControlError, check_set
-        from pacorl.gate.scores import questions_about
         from pacorl.generate.repair import repair_set
 
         recipe, panels = drawing.recipe, drawing.panels
@@ -489,22 +433,19 @@ class Studio:
             recipe = recipe.updated(theme=theme, panels=lines)
         if not recipe.character and self.draft.character:
             recipe = recipe.updated(characters=[self.draft.character])
-        models = generator, reward = self._models(self.known(recipe))
+        generator, reward = self._models(self.known(recipe))
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
-        questions = questions_about(shared_text(recipe.prompt))
-        options: dict[str, Any] = {"least": LEAST, "names": names}
+        checked = partial(check_set, reward.judge, least=LEAST, names=names)
 
         def gate(images: Sequence[Image]) -> Check:
             self.enter("Checking")
             with generator.judging():
-                check = check_set(reward.judge, images, questions=questions, **options)
+                check = checked(images, theme=shared_text(recipe.prompt))
                 # With one picture, and by the description, as in the ranking.
                 for character in self.cast(recipe):
-                    looks, first = questions_about(character.text), (character.name, [open_image(character.images[0])])
-                    alike = check_set(reward.judge, images, questions=looks, characters=[first], **options)
-                    check = check.with_lower(alike)
-            shown = drawing.recipe.updated(**self._judged(models, drawing, images, check))
-            return replace(check, shown=(shown.together, shown.likeness))
+                    first = (character.name, [open_image(character.images[0])])
+                    check = check.with_lower(checked(images, theme=character.text, characters=[first]))
+            return check
 
         redraw = self._redrawing(generator, recipe, panels[0], seed=recipe.seed + 1)
         # Without a text no panel can be drawn again, and an editor draws none from a text alone.
@@ -514,7 +455,7 @@ class Studio:
         except ControlError as error:
             raise ValueError(NO_VERDICT) from error
         # The verdict stays with the page that was checked, also if nothing was repaired.
-        before = drawing.rewrite(**self._judged(models, drawing, panels, repair.before)).recipe
+        before = drawing.rewrite(**fields_of(repair.before)).recipe
         original = open_image(drawing.path)
         pages = [(original, before.updated(note=NO_BETTER))]
         if repair.replaced:
@@ -523,7 +464,7 @@ class Studio:
                 characters=recipe.characters,
                 adapter=generator.adapter,
                 tied=1,
-                **self._judged(models, drawing, repair.images, repair.after),
+                **fields_of(repair.after),
             )
             page = page_of(repair.images, recipe.grid, panels[0].size)
             pages = [(page, improved), (original, before.updated(note="as before"))]
@@ -532,18 +473,6 @@ class Studio:
             pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {verdict}")))
         if repair.tries:
             self._open(pages)
-
-    def _judged(self, models: Models, drawing: Drawing, panels: Sequence[Image], check: Check) -> dict[str, Any]:
-        """Return the fields of a page by a check, with its means by the ranking's question: all pages have that."""
-        fields = {
-            "checked": render("checked.txt", check=check).splitlines(),
-            "odd": check.odd_one_out,
-            "score": check.scores.mean,
-            "matrix": check.scores.matrix,
-        }
-        page = page_of(panels, drawing.recipe.grid, panels[0].size)
-        # One page a call, since a batch rounds others.
-        return fields | self._scores(models, drawing.recipe, [page])[0]
 
     def _redrawing(self, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
         """Return the function that redraws a panel of a page from its text, in the size of `panel`."""
@@ -576,15 +505,11 @@ class Studio:
             training = Training(self.loras(character) / timestamp())
         command = ["-m", "pacorl", "train-character", str(self.folder.character_folder(character))]
         command += [f"out={training.run}", *training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
-        began, first = time.time(), max(training.step, 0)
 
         def phase() -> str:
             words, step = f"{LEARNING} {plain(character)}", training.step
             if step >= 0:
                 words += f", step {step} of at most {training.config['steps']}"
-            if step > first:
-                seconds = (training.log.stat().st_mtime - began) / (step - first) * (training.config["steps"] - step)
-                words += f", about {ceil(seconds / 60)} min left"
             return words
 
         self._run_child(command, phase, **{NO_USER_FILES: "1"})
@@ -597,18 +522,16 @@ def lines_of(lines: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def changed(recipe: Recipe, panel: int, instruction: str) -> Recipe:
-    """Copy a recipe with the words of a panel after a change; a picture of another program has none."""
-    if not recipe.prompt:
-        return recipe
-    if not recipe.panels:
-        return recipe.updated(prompt=f"{sentence(recipe.prompt)} {instruction}", drawn=recipe.words)
-    texts = list(recipe.panels)
-    texts[panel] = f"{sentence(texts[panel])} {instruction}"
-    if recipe.model == TINY:
-        texts[panel] = tiny_changed(recipe.panels[panel], instruction)
-    panels = [f"{tag}: {sentence(text)}" for tag, text in zip(panel_tags(recipe.grid), texts, strict=True)]
-    return recipe.updated(prompt=" ".join([shared_text(recipe.prompt), *panels]), panels=texts, drawn=recipe.words)
+def fields_of(check: Check) -> dict[str, Any]:
+    """Return the fields that a check gives to a recipe, in place of those of a ranking."""
+    return {
+        "checked": render("checked.txt", check=check).splitlines(),
+        "odd": check.odd_one_out,
+        "score": check.scores.mean,
+        "matrix": check.scores.matrix,
+        "likeness": None,
+        "alike": [],
+    }
 
 
 def scores_in(judged: Judged) -> dict[str, Any]:

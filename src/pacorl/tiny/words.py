@@ -168,12 +168,6 @@ def tiny_edit(text: str) -> str:
     return next((instruction for instruction in EDITS if plain(instruction) == plain(text)), text)
 
 
-def tiny_changed(text: str, instruction: str) -> str:
-    """Write a panel's text after an edit: the instruction's value replaces the former one."""
-    (attributes,) = read_texts(Text("the panel", text, tuple(VALUES)))
-    return ", ".join((attributes | EDITS.get(instruction, {})).values())
-
-
 def check_tiny_edit(prompt: Prompt) -> None:
     """Check that the tiny editor was taught an edit's instruction, or with references a scene's words.
 
