@@ -6,10 +6,7 @@ Adapters trained with transformers before 4.52 name the language model `model.la
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections import Counter
-from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +107,8 @@ def read_adapter(model: Any, adapter: str) -> Lora:
 
     Raises ValueError if a file is missing, it is no LoRA, or it was trained on another base.
     """
-    file = adapter_file(adapter)
-    config = file.parent / PEFT_CONFIG
-    if not config.is_file():
-        raise ValueError(f"adapter {adapter} has no {PEFT_CONFIG} beside {file.name}; a judge takes PEFT's form alone")
     layers = linear_layers(model)
-    lora = read_lora(file, config=config, layers=layers, rename=today)
+    lora = read_lora(adapter, layers=layers, rename=today)
 
     # A base of another name, such as a folder, is recognized by its layers and their shapes alone.
     families = [family for family, spelling in FAMILY_NAMES.items() if spelling in lora.base.lower()]
@@ -123,23 +116,7 @@ def read_adapter(model: Any, adapter: str) -> Lora:
     if families and kind in FAMILY_NAMES and kind not in families:
         raise ValueError(f"adapter {adapter} was trained on {lora.base}, and this judge is a {kind} model")
     check_fits(lora, layers, f"adapter {adapter} (of {lora.base})")
-    if not read_object(config).get("layers_to_transform"):
-        _check_complete(lora, layers, adapter)
     return lora
-
-
-def _check_complete(lora: Lora, layers: Collection[str], adapter: str) -> None:
-    """Raise ValueError if only some blocks have weights for a layer of every block: a file of one shard, or cut off."""
-
-    def by_block(names: Iterable[str]) -> Counter[str]:
-        return Counter(re.sub(r"\.\d+\.", ".N.", name) for name in names)
-
-    needed = by_block(layers)
-    for name, count in by_block(lora.alphas).items():
-        if count < needed[name]:
-            raise ValueError(
-                f"adapter {adapter} has weights for {count} of the {needed[name]} layers {name}; fetch or save it again"
-            )
 
 
 def today(key: str) -> str:

@@ -4,10 +4,9 @@
 |---|---|---|
 | PEFT | `base_model.model.X.lora_A.weight` | adapter_config.json in the same folder |
 | diffusers | `transformer.X.lora_A.weight` | `X.alpha` tensors, or the file's metadata, else the rank |
-| down and up | `X.lora_down.weight`, `X.lora.down.weight` | `X.alpha` tensors, else the rank |
-| kohya, ComfyUI | `lora_unet_…`, FLUX's own names of its blocks | `….alpha` tensors |
+| down and up | `X.lora_down.weight` | `X.alpha` tensors, else the rank |
 
-Names of the last row pass diffusers' converters. A module's change is α/rank · B·A.
+A module's change is α/rank · B·A.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,14 +44,10 @@ METADATA = "lora_adapter_metadata"
 
 WRAPPERS = (PEFT_PREFIX, "module.", "transformer.", "model.diffusion_model.", "diffusion_model.")
 """Prefixes that PEFT, DDP, pipelines and ComfyUI put before a module's name."""
-SIDES = {"lora_A": "A", "lora_B": "B", "lora_down": "A", "lora_up": "B", "lora.down": "A", "lora.up": "B"}
-WEIGHT = re.compile(
-    r"(?P<module>.+?)\.((?P<side>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.\w+)?\.weight|alpha)"
-)
-FOREIGN = re.compile(r"^(lora_unet_|lora_transformer_|(double|single)_blocks\.)")
-"""Modules in names that only diffusers' converters read."""
-CONVERTERS = {".ff.linear_in": "Flux2", ".img_mlp.": "QwenImage", ".ff.net.": "Flux"}
-"""Part of the names of a model's layers → prefix of diffusers' class with its converter."""
+SIDES = {"lora_A": "A", "lora_B": "B", "lora_down": "A", "lora_up": "B"}
+WEIGHT = re.compile(r"(?P<module>.+?)\.((?P<side>lora_A|lora_B|lora_down|lora_up)(\.\w+)?\.weight|alpha)")
+FOREIGN = re.compile(r"lora_unet_|lora_transformer_|(double|single)_blocks\.")
+"""Names of kohya and of FLUX's authors, which diffusers' converters read."""
 NOT_PLAIN = ("use_dora", "alora_invocation_tokens", "layer_replication")
 """Keys of PEFT's config that make an adapter more than a sum with the base's weights."""
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
@@ -139,15 +134,12 @@ def _from_hub(source: str, *, fetch: bool) -> Path:
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_lora(
-    source: str | Path, *, config: Path | None = None, layers: Collection[str] = (), rename: Callable[[str], str] = str
-) -> Lora:
+def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Callable[[str], str] = str) -> Lora:
     """Read an adapter in any of the forms above.
 
     Args:
-        config: PEFT's config of it; by default the one that belongs to its form.
-        layers: Names of the model's layers: prefixes of wrappers are stripped until one fits, and kohya's names are
-            translated into theirs. Without layers, all prefixes are stripped, and kohya's names stay.
+        layers: Names of the model's layers: prefixes of wrappers are stripped until one fits. Without layers, all
+            prefixes are stripped.
         rename: Name of a module in the file → its name in today's code.
 
     Raises:
@@ -157,17 +149,20 @@ def read_lora(
     with safetensors_errors(file), safe_open(file, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         metadata = opened.metadata() or {}
-    options = _config(file, config, tensors, metadata)
+    config = _config(file, tensors, metadata)
 
     # Weights and α by module.
     pairs: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    names: dict[str, str] = {}
     for name, value in tensors.items():
         match = WEIGHT.fullmatch(name)
         if not match:
             raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
-        module = rename(_unwrapped(match["module"], layers))
-        names[module] = match["module"].removeprefix(PEFT_PREFIX)
+        module = _unwrapped(match["module"], layers)
+        if FOREIGN.match(module):
+            raise ValueError(
+                f"{file}: {name} is a name of kohya's or of FLUX's authors; translate the file by diffusers' "
+                "lora_state_dict, as docs/models.md shows"
+            )
         side = SIDES[match["side"]] if match["side"] else "alpha"
         if side in pairs[module]:
             raise ValueError(f"{file} holds several adapters, one of them with {name}; save the one that is meant")
@@ -180,35 +175,30 @@ def read_lora(
         raise ValueError(f"{file} holds no LoRA weights")
 
     state: dict[str, Tensor] = {}
+    alphas: dict[str, float] = {}
     for module, pair in pairs.items():
         for side in "AB":
             if side not in pair:
                 raise ValueError(f"{file}: {module} has no lora_{side}; fetch or copy the file again")
-            state[f"{module}.lora_{side}.weight"] = pair[side]
-    with blamed_on(f"{file}: its config"):
-        alphas = {module: _alpha(pair, options, (module, names[module])) for module, pair in pairs.items()}
-    lora = Lora(state, alphas, str(options.get("base_model_name_or_path") or ""))
-    if layers and any(FOREIGN.search(module) for module in alphas):
-        return _translated(file, lora, layers)
-    return lora
+            state[f"{rename(module)}.lora_{side}.weight"] = pair[side]
+        with blamed_on(f"{file}: its config"):
+            alphas[rename(module)] = _alpha(pair, config, module)
+    return Lora(state, alphas, str(config.get("base_model_name_or_path") or ""))
 
 
-def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Read PEFT's config of a file: at `path`, in the file's folder, or in diffusers' metadata; empty without one."""
-    plain = [name.removeprefix(PEFT_PREFIX) for name in tensors if name.startswith(PEFT_PREFIX)]
-    if plain or file.name == PEFT_WEIGHTS:
-        path = path or file.parent / PEFT_CONFIG
-    if path is None:
+def _config(file: Path, tensors: Collection[str], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Read PEFT's config of a file: in the file's folder, or in diffusers' metadata; empty without one."""
+    source = file
+    if file.name == PEFT_WEIGHTS or any(name.startswith(PEFT_PREFIX) for name in tensors):
+        source = file.parent / PEFT_CONFIG
+        if not source.is_file():
+            raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, with its α; fetch that too")
+        config = read_object(source, fix="fetch the adapter again")
+    else:
         with blamed_on(f"{file}: {METADATA} in its metadata"):
             entries = parse_object(metadata.get(METADATA, "{}"))
         prefix = "transformer."
         config = {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
-    elif path.is_file():
-        config = read_object(path, fix="fetch the adapter again")
-    elif any(FOREIGN.search(name) for name in plain):
-        config = {}  # fal's trainers publish such files alone, and diffusers takes the rank for α
-    else:
-        raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too")
 
     unusual = {key: config[key] for key in NOT_PLAIN if config.get(key)}
     if config.get("peft_type", "LORA") != "LORA":
@@ -216,7 +206,7 @@ def _config(file: Path, path: Path | None, tensors: Iterable[str], metadata: Map
     if str(config.get("init_lora_weights")).startswith(CHANGED_BASES):
         unusual["init_lora_weights"] = config["init_lora_weights"]
     if unusual:
-        raise ValueError(f"{path or file}: {unusual}, and plain LoRA is all that can be loaded; merge it first")
+        raise ValueError(f"{source}: {unusual}, and plain LoRA is all that can be loaded; merge it first")
     return config
 
 
@@ -231,13 +221,12 @@ def _unwrapped(name: str, layers: Collection[str]) -> str:
     return name
 
 
-def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterable[str]) -> float:
-    """Determine a module's α: from its tensor, else from PEFT's config, else the rank.
+def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], module: str) -> float:
+    """Determine a module's α: from PEFT's config if there is one, else from its tensor, else the rank.
 
     Args:
         pair: Its matrices "A" and "B", and "alpha" if there is a tensor.
         config: PEFT's, may be empty.
-        names: The module's names, which the config's patterns may have.
 
     Raises:
         ValueError: The config contradicts the weights or the tensor.
@@ -247,8 +236,7 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterabl
     def configured(key: str, pattern: str) -> Any:
         # PEFT's own matching: a pattern may be a regular expression, or the end of a module's name.
         values = typed(config.get(pattern) or {}, dict[str, Any])
-        keys = [get_pattern_key(list(values), name) for name in names]
-        return next((values[key] for key in keys if key in values), config.get(key))
+        return values.get(get_pattern_key(list(values), module), config.get(key))
 
     rank = len(pair["A"])
     stored = float(pair.get("alpha", rank))
@@ -256,49 +244,14 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], names: Iterabl
         return stored
     expected = configured("r", "rank_pattern")
     if expected not in (None, rank):
-        raise ValueError(f"r of {next(iter(names))} is {expected}, and its weights have rank {rank}; fetch both again")
+        raise ValueError(f"r of {module} is {expected}, and its weights have rank {rank}; fetch both again")
     alpha = typed(configured("lora_alpha", "alpha_pattern"), FiniteFloat)
     if "alpha" in pair and stored != alpha:
-        raise ValueError(f"α of {next(iter(names))} is {stored:g} in a tensor and {alpha:g} in the config")
+        raise ValueError(f"α of {module} is {stored:g} in a tensor and {alpha:g} in the config")
     # Rank-stabilised: the scale is α/√rank.
     if config.get("use_rslora"):
         return alpha * math.sqrt(rank)
     return alpha
-
-
-def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:
-    """Translate the names of kohya and of FLUX's authors by diffusers' converters, which fold α in."""
-    from diffusers.loaders import lora_pipeline
-
-    # kohya's spelling of all of them, where the converters read α.
-    tensors: dict[str, Tensor] = {}
-    for module, alpha in lora.alphas.items():
-        name = module.replace(".", "_")
-        if not name.startswith("lora_"):
-            name = f"lora_unet_{name}"
-        tensors[f"{name}.lora_down.weight"] = lora.state[f"{module}.lora_A.weight"]
-        tensors[f"{name}.lora_up.weight"] = lora.state[f"{module}.lora_B.weight"]
-        tensors[f"{name}.alpha"] = torch.tensor(alpha, dtype=torch.float64)
-
-    kind = next((kind for part, kind in CONVERTERS.items() if any(part in layer for layer in layers)), "Flux")
-    try:
-        converted: dict[str, Tensor] = getattr(lora_pipeline, f"{kind}LoraLoaderMixin").lora_state_dict(tensors)
-    # diffusers reports an unknown form by any of these errors.
-    except (ValueError, KeyError, AssertionError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{file}: diffusers' converter of {kind} cannot read it: {reason}") from None
-    # The converter cuts kohya's names at underscores, also in this layer of Qwen-Image 2.1, which it does not know.
-    state = {
-        name.removeprefix("transformer.").replace(".img_mlp.gate.layer.", ".img_mlp.gate_layer."): value
-        for name, value in converted.items()
-    }
-    alphas = {name.removesuffix(".lora_A.weight"): float(len(state[name])) for name in state if ".lora_A." in name}
-    # FLUX.2's converter removes the names it supports from the tensors, and ignores the rest; the one for
-    # `lora_transformer_` gives several modules one name.
-    if len(alphas) < len(lora.alphas) or (kind == "Flux2" and tensors):
-        lost = min(tensors, default="several modules")
-        raise ValueError(f"{file}: diffusers' converter of {kind} does not know {lost}; merge it into its base")
-    return Lora(state, alphas, lora.base)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
