@@ -449,7 +449,7 @@ def changed(record: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in (record | change).items() if value is not None}
 
 
-TWICE = ["instances.jsonl", "answers.jsonl", "dataset_prompts.jsonl", "import of rankings", RANKS, GEDIT]
+TWICE = ["instances.jsonl", "answers.jsonl", "dataset_prompts.jsonl", RANKS, GEDIT]
 
 
 @pytest.mark.parametrize("name", TWICE)

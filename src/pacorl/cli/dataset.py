@@ -232,8 +232,7 @@ def export(
 
     for source in rankings:
         imported = import_rankings(folder, source)
-        repeated = f"; {imported['repeated']} left out, which are there already" if imported["repeated"] else ""
-        echo_errors(f"{source}: {imported['rankings']} rankings of {imported['images']} images{repeated}")
+        echo_errors(f"{source}: {imported['rankings']} rankings of {imported['images']} images")
     with progress("exporting") as advance:
         counts = write(folder, out=out, test_share=test_share, seed=seed, progress=advance)
     files = dict.fromkeys(("train", "test"), "")

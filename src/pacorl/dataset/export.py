@@ -85,7 +85,10 @@ def pooled(folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking]) ->
     """Join imported rankings to a folder's own: copies of an image have one name, and the same question one instance.
 
     Everybody may send a file with copies of the images. Their votes are about one pair, and a copy must not be in the
-    other split.
+    other split. A person has one vote on a question: the page's before an imported one, and a repeated one counts once.
+
+    Raises:
+        ValueError: a person's imported rankings differ, or one has an image twice; it names the import and the line.
     """
 
     def question(answer: Ranking) -> tuple[str, str, frozenset[str]]:
@@ -93,19 +96,25 @@ def pooled(folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking]) ->
 
     name_of = {kept_digest(folder / image): image for answer in own for image in answer.images}
     first_of = {question(answer): answer for answer in own}
-    answered = {(question(answer), answer.annotator) for answer in own}
-    joined = [*own]
+    on_page = {(question(answer), answer.annotator) for answer in own}
+    voted: dict[object, Ranking] = {}
     for answer in imported:
         names = {image: name_of.setdefault(kept_digest(folder / image), image) for image in answer.images}
         tiers = tuple(tuple(names[image] for image in tier) for tier in answer.tiers)
         renamed = replace(answer, reference=names[answer.reference], tiers=tiers)
-        # A person has one vote on a question, the page's before an imported one.
-        if (question(renamed), answer.annotator) in answered:
+        if len(set(renamed.images)) < len(renamed.images):
+            raise ValueError(f"{answer.instance}: two of its images are the same; take one out and import it again")
+        vote = (question(renamed), answer.annotator)
+        if vote in on_page:
             continue
-        answered.add((question(renamed), answer.annotator))
         first = first_of.setdefault(question(renamed), renamed)
-        joined.append(replace(renamed, instance=first.instance, group=first.group))
-    return joined
+        earlier = voted.setdefault(vote, replace(renamed, instance=first.instance, group=first.group))
+        if [*map(frozenset, earlier.tiers)] != [*map(frozenset, tiers)]:
+            raise ValueError(
+                f"{answer.instance} is another order than {answer.annotator} gave before of the same candidates; take "
+                "one out, or name an 'annotator' in each if two people ranked, and import it again"
+            )
+    return [*own, *voted.values()]
 
 
 def ranking_files(folder: Path) -> list[Path]:
