@@ -34,7 +34,6 @@ from pacorl.bench.benchmarks import BENCHMARKS
 from pacorl.cli import exit_code
 from pacorl.config.base import load
 from pacorl.config.recipes import recipe
-from pacorl.dataset.convert import convert
 from pacorl.dataset.folder import read_answers, read_instances, read_prompts
 from pacorl.dataset.grids import pair
 from pacorl.dataset.importing import import_rankings
@@ -168,7 +167,6 @@ JSONL: dict[str, tuple[Any, Callable[[Path], Any]]] = {
 }
 DOCUMENTS: dict[str, tuple[Any, Callable[[Path], Any]]] = {
     "rankings.csv": (CSV, load_rankings),
-    "sharegpt_4o.json": ([{"input_prompt": "x", "input_image": ["a.png"]}], convert),
     "journal/j.jsonl": ({"key": "k", "score": 1.5}, Journal),
     "manifests/s.json": (
         {"plan": {}, "outputs": {"a.png": "0"}, "counts": {"n": 1}},
