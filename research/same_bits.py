@@ -91,7 +91,7 @@ CASES = {
             f"{SCORE} {{data}}/edits/test/0002.png",
             SCORE,
             f"{SCORE} {{data}}/edits/test/0002.png {{data}}/edits/test/0003.png --rank",
-            f"{SCORE} --criteria 'The hero wears the same hat.'",
+            f"{SCORE} --theme 'a red hero with a crown in town'",
         ],
         {"answers": "stdout-*.json"},
     ),

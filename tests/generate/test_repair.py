@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,19 +50,12 @@ def test_failing_panels_are_redrawn_in_turn_the_worst_first() -> None:
 
 
 @pytest.mark.parametrize("redrawn", [110, 80])
-def test_a_panel_that_fits_no_better_or_lowers_a_shown_mean_is_rejected_and_near_zero_is_a_tie(redrawn: int) -> None:
+def test_a_panel_that_fits_no_better_is_rejected_and_near_zero_is_a_tie(redrawn: int) -> None:
     gate = partial(check_set, Asked(lambda question: by_grey(question) ** 8), least=0.5)
     redraw, _ = redraws(redrawn)
     repair = repair_set(grey(20, 20, 20, 110), gate=gate, redraw=redraw, tries=1)
     assert [attempt.accepted for attempt in repair.tries] == [False]
-    shown = iter([(0.3, 0.5), (0.4, 0.4)])
-    lowered = repair_set(
-        grey(20, 20, 20, 110),
-        gate=lambda panels: replace(GATE(panels), shown=next(shown)),
-        redraw=redraws(20)[0],
-        tries=1,
-    )
-    assert repair.replaced == lowered.replaced == {}
+    assert repair.replaced == {}
 
 
 def test_a_failed_control_is_a_rejected_try() -> None:
