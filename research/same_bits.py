@@ -97,7 +97,7 @@ CASES = {
     ),
     "generate": Case(
         [
-            f"{GENERATE} --prompt 'a red hero with a crown in town' {PANELS} {MORE_PANELS} --best-of 3 --keep-all "
+            f"{GENERATE} --prompt 'a red hero with a crown in town' {PANELS} {MORE_PANELS} --best-of 3 "
             "--out {out}/sets",
             f"{GENERATE} --prompt hero {PANELS} --kind kontext --character {{data}}/hero --separate --size 64x64 "
             "--out {out}/separate",

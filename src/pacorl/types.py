@@ -97,14 +97,6 @@ class Character:
         missing = [looks for looks in self.keep.values() if looks.lower() not in self.description.lower()]
         return ", ".join([self.description.rstrip("."), *missing])
 
-    @property
-    def criteria(self) -> dict[str, str]:
-        """Name → statement about all images, one criterion per preserved trait."""
-        return {
-            f"{self.name}: {trait}": f"{self.name.capitalize()} has the same {trait} in all images: {looks}."
-            for trait, looks in self.keep.items()
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

@@ -35,7 +35,6 @@ TEACH = ["train-reward", f"{CONFIGS}/reward/tiny.yaml", "out=new"]
 AGAIN = ["generate", "--from", "a.png", "--layout", "1x2", "--judge", "tiny", "--min", "0.5"]
 TEXTS = ["--panel", "in town, waving, flag"] * 2
 MISUSED: list[tuple[list[str], str]] = [
-    ([*MAKE, "--ask", "price"], "--ask"),
     (["score", "--colour"], "--colour"),
     (["train-policy"], "config"),
     (["skore"], "skore"),
@@ -53,7 +52,7 @@ MISUSED: list[tuple[list[str], str]] = [
     ([*CHECK, "--sets", "empty", "--min", "0.5"], "--sets"),
     (["check", "a.png", "b.png", "--min", "0.5"], "--judge"),
     (["generate", "--prompt", "a fox", "--model", "some/model", "--best-of", "2"], "--judge"),
-    ([*SCORE, "--criteria", ""], "--criteria"),
+    ([*SCORE, "--theme", ""], "--theme"),
     ([*SCORE, "--calibration", "other.json"], "calibrate tiny"),
     ([*MAKE, "--calibration", "other.json"], "calibrate tiny"),
     (["dataset", "explain", "empty", "--model", "tiny"], "--model 'tiny'"),

@@ -15,7 +15,6 @@ TEXT = "Two images of one fox"
 ANSWER = {
     "theme": "one fox",
     "panels": ["a fox that runs", "a fox that sleeps"],
-    "criteria": {"Identity": {"Fur": "The same fur."}},
 }
 
 
@@ -23,7 +22,7 @@ def test_a_server_writes_the_panels_and_its_faults_are_sent_back():
     answers = [json.dumps({**ANSWER, "panels": ["a fox"]}), json.dumps(ANSWER)]
     with chatting(lambda messages, number: answers[number]).running() as server:
         draft = write_panels(TEXT, writer=open_writer(f"{server.url}#writer-1"))
-    assert (draft.theme, draft.panels, draft.criteria) == ("one fox", tuple(ANSWER["panels"]), ANSWER["criteria"])
+    assert (draft.theme, draft.panels) == ("one fox", tuple(ANSWER["panels"]))
     assert [body["model"] for body in server.chats] == ["writer-1", "writer-1"]
     first, second = server.requests
     assert TEXT in first[0]["content"]

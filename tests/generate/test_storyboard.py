@@ -21,7 +21,6 @@ scenes:
   - "{dentist} shows {boy} a model of teeth; {dentist} smiles"
   - "{dentist} reads an X-ray"
   - "an empty waiting room"
-criteria: {Identity: {Face: The same face in all images.}}
 """
 
 
@@ -44,7 +43,6 @@ def test_pages_of_panels(tmp_path):
     for told in ("A day at the practice", "a boy of six", "soft watercolour"):
         assert told in first.text
         assert told in last.text
-    assert first.criteria == {"Identity": {"Face": "The same face in all images."}}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +59,6 @@ def test_the_case_studies_can_be_asked_for(path):
     model = "tiny" if path.stem.startswith("tiny") else "black-forest-labs/FLUX.1-dev"
     for page in pages(board, model):
         assert len(page.panels) == page.grid.count
-    assert board.criteria
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ def test_a_folder_is_a_character(tmp_path):
     hero = find_character("hero", make(tmp_path / "characters" / "hero", images=14).parents[1])
     assert (hero.name, len(hero.images)) == ("hero", 14)
     assert hero.text == "a red round hero, crown, night"
-    assert hero.criteria["hero: outfit"] == "Hero has the same outfit in all images: crown."
 
 
 def test_a_name_within_another_word_names_nobody():

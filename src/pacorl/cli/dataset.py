@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Exit, Option
 
-from pacorl.cli.shared import INCOMPLETE, Commands, echo, echo_errors, needing, pasteable, progress
+from pacorl.cli.shared import INCOMPLETE, Commands, echo, echo_errors, needing, progress
 from pacorl.config.options import LARGEST, SEEDS, GeneratorOptions, JudgeOptions, UsageError, inherited, option
 from pacorl.types import TINY
 
@@ -53,7 +53,7 @@ def show(counts: JsonObject, following: str) -> None:
     """Print a line for each count, and the next command."""
     for label, count in _flat(counts):
         echo(f"{label:<28} {f'{count:.4f}' if isinstance(count, float) else count}")
-    echo(pasteable(f"next: pacorl {following}"))
+    echo(f"next: pacorl {following}")
 
 
 def finish(counts: JsonObject, following: str) -> None:
@@ -197,7 +197,7 @@ def annotate(
         host=host,
         port=port,
         public_url=public_url,
-        announce=lambda text: echo(pasteable(text)),
+        announce=echo,
     )
 
 

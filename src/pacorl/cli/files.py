@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
-from pacorl.cli.shared import echo, echo_errors, pasteable
+from pacorl.cli.shared import echo, echo_errors
 from pacorl.config.options import LARGEST
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def recipes() -> None:
     for card in sorted(rows, key=lambda card: (card.startswith("Eight"), card.casefold())):
         echo("\n".join([card, *rows[card]]))
     plan_command, init_command = "pacorl train-policy NAME --dry-run", "pacorl init my.yaml --prompts FILE"
-    echo(pasteable(f"`{plan_command}` plans a run; `{init_command}` writes one of your own"))
+    echo(f"`{plan_command}` plans a run; `{init_command}` writes one of your own")
 
 
 def init(
@@ -51,7 +51,7 @@ def init(
     echo_errors(f"planning {model}, which takes up to a minute")
     plan, steps = write_config(job)
     echo(plan)
-    echo(pasteable(steps))
+    echo(steps)
 
 
 def data(

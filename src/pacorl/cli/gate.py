@@ -16,11 +16,9 @@ from pacorl.cli.shared import (
     BELOW,
     INCOMPLETE,
     JSON,
-    asking,
     echo,
     echo_errors,
     fault_line,
-    pasteable,
     print_json,
     progress,
 )
@@ -77,7 +75,7 @@ def score(
     with load_judge(source, judge) as reward:
         # Before any number: the judge's numbers may be meaningless for these images.
         echo_errors(reward.note)
-        with asking(reward.name) as advance:
+        with progress(f"questions to {reward.name}") as advance:
             scores = score_set(
                 reward.judge,
                 panels.images,
@@ -250,7 +248,7 @@ class Gate:
         from pacorl.gate.check import check_set
 
         least = self.least(len(panels.images))
-        with asking(reward.name) as advance:
+        with progress(f"questions to {reward.name}") as advance:
             return check_set(
                 reward.judge,
                 panels.images,
@@ -355,4 +353,4 @@ def calibrate(
     following = f"pacorl check FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
     # A panel's score is the lowest of several medians, about which pairs say nothing.
     lines.append("Pairs give no threshold: choose --min, or the file's thresholds, on sets that you have looked at.")
-    echo("\n".join([*lines, f"calibration: {out}", pasteable(f"next: {following}")]))
+    echo("\n".join([*lines, f"calibration: {out}", f"next: {following}"]))

@@ -174,8 +174,8 @@ def _generate(
     reward: PacoReward | None,
     *,
     separate: bool,
-) -> Iterator[tuple[str, list[GeneratedImage]]]:
-    """Generate one image after the other under a progress bar; yields its name, and its candidates that are kept."""
+) -> Iterator[tuple[str, GeneratedImage]]:
+    """Generate one image after the other under a progress bar; yields its name and the image."""
     from pacorl.generate.sets import generate_sets
     from pacorl.generate.storyboard import page_sizes
 
@@ -197,21 +197,19 @@ def _generate(
         sampled = prompt.grid.count if separate else 1
         done, total = 0, sampled * choice.best_of * (options.steps or model.default_steps)
         with progress(f"generating {name}") as advance:
-            candidates = generate_sets(
+            (image,) = generate_sets(
                 model,
                 prompt,
                 judge=reward,
                 # Each image continues the seeds of the one before.
                 seed=options.seed + number * choice.best_of,
                 best_of=choice.best_of,
-                ask=choice.ask,
                 size=size,
                 steps=options.steps,
                 separate=separate,
                 on_step=on_step,
-                keep_all=choice.keep_all,
             )
-        yield name, candidates
+        yield name, image
 
 
 # --- the request -----------------------------------------------------------------------------------------------
@@ -253,11 +251,10 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
 
 
 def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
-    """Return the number of references that a model takes, and note on the error stream which images act."""
-    from pacorl.generate.storyboard import references_note
-
+    """Return the number of references that a model takes, and note on the error stream if it takes none."""
     limit = generator.spec_of([]).policy.max_references
-    echo_errors(references_note(board, generator.model, limit=limit))
+    if not limit and any(character.images for character in board.characters):
+        echo_errors(f"{generator.model} takes no reference images: the characters act by their descriptions alone")
     return limit
 
 
@@ -339,7 +336,7 @@ def _redraw_page(redrawing: Redrawing, page: FinishedPage, target: Path, *, as_j
 
 
 def _deliver(
-    images: Iterable[tuple[str, Sequence[GeneratedImage]]],
+    images: Iterable[tuple[str, GeneratedImage]],
     out: Path,
     *,
     as_json: bool,
@@ -359,24 +356,23 @@ def _deliver(
     judge = reward.name if reward else ""
     made: list[dict[str, Any]] = []
     codes = [0]
-    for name, candidates in images:
-        for image in candidates:
-            path = out / f"{name}-rank-{image.rank}.png" if len(candidates) > 1 else out / f"{name}.png"
-            shown, verdict = image, dict[str, Any]()
-            if redrawing and image.rank == 1:
-                # A finished page alone has its name: an interrupted command leaves no draft there.
-                draft = out / "tries" / f"{path.stem}-before.png"
-                write_atomic(draft, png_bytes(image.image, recipe_texts(image, judge=judge)))
-                page = read_page(draft, redrawing.options, image.prompt.characters)
-                after, verdict = redrawing.repaired(page, path)
-                codes.append(code_of(after))
-                # The score was that of the draft.
-                shown = replace(image, judged=None)
-            else:
-                save(image, path, judge=judge)
-            made.append(to_dict(shown, path) | verdict)
-            if not as_json:
-                echo(_line(shown, path, verdict))
+    for name, image in images:
+        path = out / f"{name}.png"
+        shown, verdict = image, dict[str, Any]()
+        if redrawing:
+            # A finished page alone has its name: an interrupted command leaves no draft there.
+            draft = out / "tries" / f"{path.stem}-before.png"
+            write_atomic(draft, png_bytes(image.image, recipe_texts(image, judge=judge)))
+            page = read_page(draft, redrawing.options, image.prompt.characters)
+            after, verdict = redrawing.repaired(page, path)
+            codes.append(code_of(after))
+            # The score was that of the draft.
+            shown = replace(image, judged=None)
+        else:
+            save(image, path, judge=judge)
+        made.append(to_dict(shown, path) | verdict)
+        if not as_json:
+            echo(_line(shown, path, verdict))
 
     notes = list(filter(None, [model.note, reward.note if reward else ""]))
     if as_json:
@@ -392,8 +388,8 @@ def _line(image: GeneratedImage, path: Path, check: Mapping[str, Any]) -> str:
     if image.judged:
         score = image.judged.score
         columns.append(f"no score: {image.judged.error}" if score is None else f"score {score:.4f}")
-    if image.candidates > 1:
-        columns.append(image.place)
+    if image.tied > 1:
+        columns.append(f"a tie of {image.tied}")
     if check:
         columns.append(f"{'passes' if check['passed'] else 'fails'}, tries: {len(check['tries'])}")
     return "  ".join(columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from pacorl.cli import gate
 from pacorl.cli.shared import echo_errors, end_with
@@ -102,8 +102,6 @@ class ChoiceOptions(CalibratedJudge):
     count: int = option(1, "Images per prompt.", min=1, max=LARGEST)
     # Each candidate is an image in memory until the best is known.
     best_of: int = option(1, "Generate so many candidates for each, and keep the judge's best.", min=1, max=1000)
-    keep_all: bool = option(False, "Keep every candidate, with its rank in the name.")
-    ask: Literal["theme", "criteria"] = option("theme", "What the judge is asked of pairs.")
     least: float | None = inherited(
         gate.CheckOptions,
         "least",

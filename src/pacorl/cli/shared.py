@@ -10,9 +10,6 @@ A parameter whose type is a group becomes the flags of its fields; the command g
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,9 +31,6 @@ INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
 BELOW = 4
 """Exit code if a score is below the requested least score."""
-FEWER = "--character asks once per panel, --sets within each folder"
-MANY = 256
-"""Questions that are announced, with a way to ask fewer."""
 JSON = typer.Option(False, "--json", help="Print JSON.")
 LINE_SECONDS = 30.0
 """Least time between two lines of progress where no terminal shows a bar."""
@@ -48,13 +42,6 @@ class Commands(typer.Typer):
     def command(self, *args: Any, **settings: Any) -> Callable[..., Any]:
         register = super().command(*args, **settings)
         return lambda command: register(with_options(command))
-
-
-def pasteable(text: str) -> str:
-    """Replace `pacorl` in commands by `python -m pacorl`, unless the shell finds it."""
-    if shutil.which("pacorl"):
-        return text
-    return re.sub(r"(?<![\w/.-])pacorl (?=[a-z])", f"{sys.executable} -m pacorl ", text)
 
 
 @contextmanager
@@ -133,19 +120,6 @@ def progress(activity: str) -> Iterator[Progress]:
             if not console.is_terminal and time.monotonic() - shown_at > LINE_SECONDS:
                 shown_at = time.monotonic()
                 echo_errors(f"{activity}: {done:,} of {total:,}")
-
-        yield show
-
-
-@contextmanager
-def asking(judge: str) -> Iterator[Progress]:
-    """Show the progress of a judge's questions; yields (done, total) → None. More than `MANY` are announced."""
-    with progress(f"questions to {judge}") as advance:
-
-        def show(done: int, total: int) -> None:
-            advance(done, total)
-            if not done and total > MANY:
-                echo_errors(f"{total:,} questions to {judge}; {FEWER}")
 
         yield show
 

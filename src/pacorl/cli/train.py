@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typer import Argument, Option
 
-from pacorl.cli.shared import echo, end_with, pasteable
+from pacorl.cli.shared import echo, end_with
 from pacorl.config.options import LARGEST, UsageError
 from pacorl.runtime.stopping import EX_TEMPFAIL
 from pacorl.types import TINY
@@ -58,16 +58,8 @@ def train_policy(
     check_card(card, dry_run=dry_run)
     run = load(PolicyConfig, config, overrides or [])
     if dry_run:
-        from pacorl.core.objectives import OBJECTIVES
         from pacorl.plan.plan import plan_training
-        from pacorl.testing import check_objective
 
-        name = run.objective.name
-        if name in OBJECTIVES.users:
-            try:
-                check_objective(OBJECTIVES[name], run.objective)
-            except AssertionError as fault:
-                raise ValueError(f"objective {name}: {fault}") from None
         end_with(plan_training(run, card=card), as_json=as_json)
     # Check the run before the imports, which take seconds.
     exit_on_sigterm()
@@ -112,7 +104,7 @@ def echo_page(run: Path) -> None:
     following = next_command(read)
     echo("\n".join([*verdict_of(read), f"done: {page}"]))
     if following:
-        echo(pasteable(f"next: {following}"))
+        echo(f"next: {following}")
 
 
 def _echo_start(source: str) -> None:
@@ -287,7 +279,7 @@ def quickstart(
     use_cores()
     # Train judge and generator, and print the verdict.
     page, verdict = run_quickstart(config, say=echo)
-    following = pasteable(f"pacorl studio --adapter {config.out / 'adapter'} --open")
+    following = f"pacorl studio --adapter {config.out / 'adapter'} --open"
     echo("\n".join([*verdict, f"page: {page}", f"next, in a browser: {following}"]))
 
 

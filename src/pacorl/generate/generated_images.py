@@ -67,14 +67,6 @@ class GeneratedImage:
         """The grid image cut apart; one image for an edit."""
         return split(self.image, self.prompt.grid)
 
-    @property
-    def place(self) -> str:
-        """The rank in words, with a tie if there is one."""
-        rank_text = f"number {self.rank} of {self.candidates}"
-        if self.tied > 1:
-            rank_text += f", a tie of {self.tied}"
-        return rank_text
-
 
 def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
     """Return the PNG text chunks of an image, for `io.images.png_texts`.

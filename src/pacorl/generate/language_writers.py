@@ -43,7 +43,7 @@ def open_writer(source: str) -> PanelWriter | None:
 
     def write(request: SetRequest, count: int) -> PanelDraft:
         reply = ask_for_set(chat, sentence_text(request.text, count), count=count)
-        return PanelDraft(reply.theme, tuple(reply.panels), reply.criteria)
+        return PanelDraft(reply.theme, tuple(reply.panels))
 
     return write
 
@@ -74,7 +74,7 @@ def sentence_text(sentence: str, count: int) -> str:
         f"A person asks an image generator for a set of {count} images that belong together:\n{sentence}\n"
         "Describe the set. Each panel's text is read alone, so describe the subject in the same words in every one; "
         "panels differ in what they show and agree in what the set keeps. Be concrete and visual.\n"
-        + answer_form(count, ("Style", "Identity", "Logic"), theme="what all images share")
+        + answer_form(count, (), theme="what all images share")
     )
 
 

@@ -19,7 +19,7 @@ from pacorl.generate.generated_images import GeneratedImage, Judged
 from pacorl.generate.generator import AnySize, Generator, Prompts, Step
 from pacorl.generate.separate import sample_separately
 from pacorl.io.images import open_image
-from pacorl.judge.pairwise import Ask, ask_edits, edit_score, errors_of, matrix_of
+from pacorl.judge.pairwise import ask_edits, edit_score, errors_of, matrix_of
 from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reference import Reference
@@ -37,7 +37,6 @@ def generate_sets(
     seed: int = 0,
     best_of: int = 1,
     judge: Judge | PacoReward | None = None,
-    ask: Ask = "theme",
     size: AnySize = None,
     steps: int | None = None,
     keep_all: bool = False,
@@ -52,7 +51,6 @@ def generate_sets(
         judge: a judge, or a `PacoReward` with one; required for several candidates.
         best_of: candidates per image. The judge's best is kept, or all (best first) with `keep_all`. The first of tied
             candidates is the best.
-        ask: question about a set: its theme, or its written criteria.
         separate: generate each panel of a set as an image of its own, of `size`, with the references of its characters.
         on_step: callback with the number of images per denoising step.
 
@@ -94,19 +92,19 @@ def generate_sets(
             candidates.append(GeneratedImage(prompt, image, {**recipe, "seed": own_seed}))
         if plain_judge is not None:
             with generator.judging():
-                candidates = ranked(plain_judge, candidates, ask=ask)
+                candidates = ranked(plain_judge, candidates)
         images += candidates if keep_all else candidates[:1]
     return images
 
 
-def ranked(judge: Judge, candidates: Sequence[GeneratedImage], *, ask: Ask = "theme") -> list[GeneratedImage]:
+def ranked(judge: Judge, candidates: Sequence[GeneratedImage]) -> list[GeneratedImage]:
     """Judge candidates of one prompt, and order them, best first.
 
     Raises RuntimeError if the judge gives no verdict.
     """
     # All candidates at once, so that the judge shares their prefix.
     prompt, images = candidates[0].prompt, [candidate.image for candidate in candidates]
-    judged = judge_edits(judge, prompt, images) if prompt.sources else judge_sets(judge, prompt, images, ask=ask)
+    judged = judge_edits(judge, prompt, images) if prompt.sources else judge_sets(judge, prompt, images)
 
     # Tied candidates get different ranks, in the order of their seeds.
     in_order: list[GeneratedImage] = []
@@ -127,15 +125,15 @@ def ranked(judge: Judge, candidates: Sequence[GeneratedImage], *, ask: Ask = "th
 # --- candidates by a judge -------------------------------------------------------------------------------------
 
 
-def judge_sets(judge: Judge, prompt: Prompt, images: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
+def judge_sets(judge: Judge, prompt: Prompt, images: Sequence[Image]) -> list[Judged]:
     """Score sets of one prompt with the consistency reward: the mean over every pair of panels.
 
     With characters that have images, half of the score is how well the panels show them (the reward `Reference`).
 
     Raises:
-        ValueError: for a single image, or for a prompt without criteria if `ask` is "criteria".
+        ValueError: for a single image.
     """
-    reward = Consistency(judge, ask=ask)
+    reward = Consistency(judge)
     reward.check([prompt])
     # One reference of each character, as in the gate: every one costs questions about each panel.
     characters = tuple(replace(character, images=character.images[:1]) for character in prompt.characters)

@@ -7,8 +7,6 @@
       dentist: a young dentist in light-blue scrubs with round glasses
     scenes:
       - "{dentist} explains oral hygiene to a child; {dentist} holds a model of teeth"
-    criteria:                       # optional, as T2IS records have them
-      Identity: {Face: The dentist has the same face in all images.}
 
 `characters` may also be a list of character folders (`records.characters`). A character's first mention in a scene
 becomes its description, later ones `the dentist`. The images in the folders of a page's characters are its references,
@@ -19,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +29,7 @@ from pacorl.records.characters import find_character, in_turn
 from pacorl.records.compose import layout_for, prompt_from
 from pacorl.records.fields import NonBlank
 from pacorl.records.panels import MAX_COUNT, PanelDraft
-from pacorl.types import TINY, Character, Grid, Prompt, SetCriteria, Size
+from pacorl.types import TINY, Character, Grid, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.generate.generator import Generator
@@ -52,7 +50,6 @@ class BoardFile(BaseModel):
     """Name → description, or folders of characters."""
     scenes: Annotated[list[NonBlank], Field(min_length=1)]
     """A text per panel; one that begins with a mention needs quotes, or YAML reads a mapping."""
-    criteria: dict[str, dict[str, NonBlank]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,6 @@ class Storyboard:
     style: str = ""
     layout: Grid = PAGE
     characters: tuple[Character, ...] = ()
-    criteria: SetCriteria = field(default_factory=dict)
 
     @property
     def theme(self) -> str:
@@ -104,7 +100,6 @@ def read_storyboard(path: Path) -> Storyboard:
             layout=layout,
             characters=tuple(characters),
             scenes=tuple(board_file.scenes),
-            criteria=with_kept(board_file.criteria, characters),
         )
         _ = board.panels  # raises for an unknown character, before anything is loaded
         return board
@@ -128,18 +123,7 @@ def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, la
         scenes=tuple(scenes),
         layout=layout or layout_for(len(scenes)),
         characters=tuple(characters),
-        criteria=with_kept(draft.criteria, characters),
     )
-
-
-def with_kept(criteria: SetCriteria, characters: Sequence[Character]) -> SetCriteria:
-    """Add a criterion for each lasting trait of a character."""
-    identity = dict(criteria.get("Identity", {}))
-    for character in characters:
-        identity |= character.criteria
-    if identity:
-        return {**criteria, "Identity": identity}
-    return criteria
 
 
 def board_prompt(board: Storyboard, model: str, *, max_references: int = 0, separate: bool = False) -> Prompt:
@@ -147,7 +131,7 @@ def board_prompt(board: Storyboard, model: str, *, max_references: int = 0, sepa
     if len(board.scenes) > 1:
         return pages(board, model, max_references=max_references, separate=separate)[0]
     (scene,) = board.panels
-    prompt = prompt_from(model, theme=scene, grid=Grid(1, 1), criteria=board.criteria)
+    prompt = prompt_from(model, theme=scene, grid=Grid(1, 1))
     references = references_for(board.scenes, board, limit=max_references)
     return replace(prompt, characters=board.characters, references=references)
 
@@ -169,19 +153,6 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
             "name fewer in its scenes, or give a smaller layout"
         )
     return in_turn(shown)[:limit]
-
-
-def references_note(board: Storyboard, model: str, *, limit: int) -> str:
-    """Describe in one line which images of the characters act; empty if all do, or none has images."""
-    images = sum(len(character.images) for character in board.characters)
-    if images and not limit:
-        return f"{model} takes no reference images: the characters act by their descriptions alone"
-    if images > limit:
-        return (
-            f"{model} takes {limit} reference images a page: the first of each character, then the second, up to "
-            f"{limit} of {images} given"
-        )
-    return ""
 
 
 def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: bool = False) -> list[Prompt]:
@@ -213,7 +184,6 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: b
             theme=theme,
             panels=panels[start : start + page],
             grid=Grid(len(scenes) // cols, cols) if len(scenes) % cols == 0 else Grid(1, len(scenes)),
-            criteria=board.criteria,
         )
         references = references_for(scenes, board, limit=max_references)
         prompts.append(replace(prompt, id=number, characters=board.characters, references=references))
