@@ -42,8 +42,8 @@ def test_a_set_is_scored_in_one_call_pair_by_pair() -> None:
     assert len(judge.questions) == len(scores.pairs) == 6
     assert scores.matrix[0][1] == scores.matrix[1][0] == pytest.approx(p(0, 1))
     assert [scores.matrix[i][i] for i in range(4)] == [None] * 4
-    header, first, *_, note = str(scores).splitlines()
-    assert (header.split(), first.split()[1:3], note) == ([*"1234"], ["·", f"{p(0, 1):.4f}"], UNCALIBRATED)
+    first, *_, note = str(scores).splitlines()
+    assert (first, note) == (f" {p(0, 1):.4f}  image 1  image 2", UNCALIBRATED)
     assert not any(pair.reasons for pair in scores.pairs), "words cost a whole answer each"
     assert scores.mean == pytest.approx(sum(p(a, b) for a, b in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]) / 6)
 
@@ -59,7 +59,7 @@ def test_ranking_compares_with_the_first_only() -> None:
     scores = score_set(grey_judge(), IMAGES, names="wxyz", ranking=True)
     assert [scores.names[pair.second] for pair in scores.ranked] == ["z", "x", "y"]
     assert scores.matrix[1][2] is None
-    assert str(scores).splitlines()[0] == f" {p(0, 3):.4f}  z"
+    assert str(scores).splitlines()[0] == f" {p(0, 3):.4f}  w  z"
 
 
 # --- images ----------------------------------------------------------------------------------------------------
@@ -73,9 +73,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_unusable_image_is_named_at_once(folder: Path) -> None:
-    with pytest.raises(ImageError, match=r"(?s)bad\.png: not an image.*none\.png: .*No such file"):
-        open_panels([folder / "a.png", folder / "bad.png", folder / "none.png"])
+def test_an_unusable_image_is_named(folder: Path) -> None:
+    for name in ("bad.png", "none.png"):
+        with pytest.raises(ImageError, match=name):
+            open_panels([folder / "a.png", folder / name])
 
 
 def test_a_page_is_cut_into_panels(folder: Path) -> None:

@@ -113,9 +113,3 @@ def test_damaged_recipes_are_refused(folder):
         name = folder.add_page([(picture(), Recipe(note="good"))])
         (folder.path / "pages" / name / "2.png").write_bytes(png_bytes(picture(), texts))
         assert len(folder.pages[0]) == 1
-
-
-def test_changes_near_zero_are_not_as_asked_and_no_tie():
-    changed = Recipe().updated(sources=["1.png"], tied=4)
-    assert changed.updated(score=0.9).standing == "0.90 as asked, a tie of 4"
-    assert changed.updated(score=0.02).standing == "0.02 as asked, not what was asked for"

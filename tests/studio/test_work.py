@@ -208,7 +208,7 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
 
 
 @pytest.mark.slow
-def test_pictures_of_other_programs_are_declined_by_the_practice_judge_and_redrawn_by_the_words_of_the_form(studio):
+def test_pictures_of_other_programs_are_declined_by_the_practice_judge(studio):
     first = opened(studio)[0]
     panels = split(open_image(first.path), first.recipe.grid)
     pictures = [(Image.new("RGB", (64, 64)), "odd"), *((panel, "x") for panel in panels[1:])]
@@ -216,10 +216,6 @@ def test_pictures_of_other_programs_are_declined_by_the_practice_judge_and_redra
     (page,) = opened(studio)
     assert (page.recipe.layout, page.recipe.prompt) == ("2x2", "")
     assert "practice judge" in finished(studio, studio.check, page)
-    page.rewrite(model=TINY)
-    (page,) = opened(studio)
-    assert finished(studio, studio.check, page) == ""
-    assert opened(studio)[0].recipe.note == "repaired"
 
 
 @pytest.mark.slow
@@ -299,7 +295,7 @@ def test_the_name_of_a_character_is_its_description_and_words_are_checked_before
     studio.keep(words=studio.draft.words.replace("a purple hero with a cap", "Milo the hat"))
     assert studio.panels[0] == "a purple hero with a cap in town at night", "in the lines too"
     studio.keep(character="")
-    with pytest.raises(ValueError, match="choose it under 'Who is in it'"):
+    with pytest.raises(ValueError, match="Milo"):
         studio.prompt()
     studio.keep(character=character)
     assert studio.prompt().characters[0].name == character

@@ -57,7 +57,7 @@ def score(
     reasons: bool = Option(False, "--reasons", help="Have the judge explain every pair."),
     as_json: bool = JSON,
 ) -> None:
-    """Score how well images belong together: P(Yes) for two, a matrix for more."""
+    """Score how well images belong together: P(Yes) of every pair, and the mean."""
     from pacorl.gate.panels import files_of, open_panels
     from pacorl.gate.scores import score_set
     from pacorl.runtime.cores import use_cores

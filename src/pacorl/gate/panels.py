@@ -37,25 +37,16 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
         grid: ROWSxCOLS of the one image's panels; by default the layout in its recipe.
 
     Raises:
-        ImageError: listing every unusable source.
+        ImageError: naming the first unusable source.
         UsageError: One of several images is a whole page of panels.
         ValueError: The grid has several images to cut.
     """
-    # All faults are listed at once, so that they can be mended together.
-    names = []
+    names = files_of(sources)
     images = []
-    faults = []
-    for source in files_of(sources):
-        if Path(source).is_dir():
-            faults.append(f"{source} is a folder without images (of a folder of sets: `pacorl check --sets`)")
-            continue
-        try:
-            images.append(open_source(source))
-            names.append(source)
-        except ValueError as error:
-            faults.append(str(error))
-    if faults:
-        raise ImageError("\n".join(faults))
+    for name in names:
+        if Path(name).is_dir():
+            raise ImageError(f"{name} is a folder without images (of a folder of sets: `pacorl check --sets`)")
+        images.append(open_source(name))
 
     # Panels, or the one page.
     layouts = [layout_of(name) for name in names]

@@ -109,21 +109,20 @@ class Scores:
         }
 
     def __str__(self) -> str:
-        """Format the scores for a terminal: one line for a pair, a matrix for a set, a list for a ranking."""
-        lines = _rows(self)
-        if self.mean is not None and not self.ranking:
-            about = "P(Yes), the two images belong together"
-            if len(self.pairs) > 1:
-                about = f"Mean P(Yes) of {len(self.pairs) - len(self.missing)} of {len(self.pairs)} pairs"
-            lines.append(f"{about}: {p_yes_text(self.mean)}.")
-        for pair in self.missing:
-            lines.append(f"No score: {self.names[pair.first]} and {self.names[pair.second]} ({pair.error}).")
-        if self.mean is not None and not self.calibrated:
-            lines.append(UNCALIBRATED)
-        for pair in self.pairs:
+        """Format the scores for a terminal: a line for each pair, best first in a ranking, and the mean."""
+        lines = []
+        for pair in self.ranked if self.ranking else self.pairs:
+            lines.append(f"{p_yes_text(pair.p_yes):>7}  {self.names[pair.first]}  {self.names[pair.second]}")
+            if pair.error:
+                lines.append(f"  No score: {pair.error}.")
             if pair.reasons:
-                title = f"{self.names[pair.first]} and {self.names[pair.second]}: {p_yes_text(pair.p_yes)}"
-                lines += ["", title, "  " + pair.reasons.replace("\n", "\n  ")]
+                lines.append("  " + pair.reasons.replace("\n", "\n  "))
+        if self.mean is not None:
+            if len(self.pairs) > 1:
+                scored = len(self.pairs) - len(self.missing)
+                lines.append(f"Mean P(Yes) of {scored} of {len(self.pairs)} pairs: {p_yes_text(self.mean)}.")
+            if not self.calibrated:
+                lines.append(UNCALIBRATED)
         return "\n".join(lines)
 
 
@@ -183,22 +182,6 @@ def score_set(
 
 
 # --- for people ------------------------------------------------------------------------------------------------
-
-
-def _rows(scores: Scores) -> list[str]:
-    """Format the ranking, or the matrix of a set."""
-    if scores.ranking:
-        return [f"{p_yes_text(pair.p_yes):>7}  {scores.names[pair.second]}" for pair in scores.ranked]
-    if len(scores.pairs) == 1:
-        return []
-    numbers = range(1, len(scores.names) + 1)
-    rows = ["     " + "".join(f"{number:>7}" for number in numbers)]
-    for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
-        cells = [p_yes_text(p_yes) for p_yes in row]
-        # A dash on the diagonal would read as a missing score.
-        cells[number - 1] = "·"
-        rows.append(f"{number:>5}{''.join(f'{cell:>7}' for cell in cells)}   {name}")
-    return rows
 
 
 def p_yes_text(p_yes: float | None) -> str:

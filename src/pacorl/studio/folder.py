@@ -41,8 +41,6 @@ EXAMPLE = (
 )
 """First sentence, which every model can draw."""
 SHEET = "Let the hero be jumping.\nPut the hero at the beach.\nPut a boat beside the hero.\nShow the scene at night."
-LEAST_ASKED = 0.1
-"""A changed picture below it has not the change, and a tie of such pictures says nothing."""
 SIDE = 1536
 """Longer side of a character's picture: training and generators read 1,024 pixels."""
 
@@ -124,9 +122,7 @@ class Recipe(BaseModel):
             words.append(f"{self.together:.2f} together, {self.likeness:.2f} like {plain(self.character)}")
         elif self.score is not None:
             words.append(f"{self.score:.2f} {'as asked' if self.sources else 'together'}")
-        if self.sources and self.score is not None and self.score < LEAST_ASKED:
-            words.append("not what was asked for")
-        elif self.tied > 1:
+        if self.tied > 1:
             words.append(f"a tie of {self.tied}")
         return ", ".join(filter(None, words)) or "not judged"
 

@@ -27,7 +27,6 @@ STYLE = Path(__file__).with_name("style.css")
 FOCUS = Path(__file__).with_name("focus.js").read_text(encoding="utf-8")
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 25_000_000
-LAYOUTS = [f"{rows}x{columns}" for rows in range(1, 5) for columns in range(1, 5)]
 DROP = (
     '<q-btn flat no-caps label="Drop or choose pictures" @click="props.pickFiles" />'
     '<q-uploader-add-trigger class="hidden" />'
@@ -108,15 +107,12 @@ class StudioPage:
 
     def status(self) -> None:
         """The job that runs, the fault of the last one, and the undo of the last removal."""
-        close = {"name": "Close the message", "look": "flat dense"}
         with tag("div", "status", role="status"):
             with shown_while(self.studio, "phase"):
                 self.button("Stop", self.studio.stop)
-            with shown_while(self.studio, "fault"):
-                self.button("✕", lambda: None, **close)  # every action clears it
+            shown_while(self.studio, "fault")  # every action clears it
             with shown_while(self.folder, "removal"):
                 self.button("Undo", self.folder.undo)
-                self.button("✕", self.folder.forget_removals, **close)
 
     # --- elements ----------------------------------------------------------------------------------------------------
 
@@ -171,16 +167,6 @@ class StudioPage:
 
         upload = ui.upload(multiple=True, auto_upload=True, max_file_size=MOST_BYTES, on_multi_upload=handle)
         upload.props('accept=".png,.jpg,.jpeg,.webp"').classes("drop").add_slot("header", DROP)
-
-    @contextmanager
-    def dialog(self, name: str) -> Iterator[ui.dialog]:
-        with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), card(name):
-            dialog.on("hide", dialog.delete).props["aria-label"] = name
-            yield dialog
-            # The status is behind the dialog.
-            with shown_while(self.studio, "fault") as fault:
-                fault.props("role=alert")
-            self.button("Close", dialog.close, look="flat")
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -241,9 +227,6 @@ class StudioPage:
                     self.button("Keep only this one", self.folder.remove, f"others of {title_of(drawing)}", *others)
                 if recipe.prompt:
                     self.button("Fill in its words", self.studio.restore, recipe, look="flat")
-                else:
-                    shape = ui.select(sorted({*LAYOUTS, recipe.layout}), value=recipe.layout, label="Rows x columns")
-                    shape.on_value_change(lambda event: self.act(drawing.rewrite, layout=event.value))
             self.html("verdict.html", drawing=drawing)
             if recipe.score is not None:
                 with ui.expansion("Why?").bind_value(self, "why"):
@@ -367,19 +350,21 @@ class StudioPage:
             studio.submit(studio.use, name)
             dialog.close()
 
-        with self.dialog("Models") as dialog:
+        with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), card("Models"):
+            dialog.on("hide", dialog.delete).props["aria-label"] = "Models"
             names = studio.names
             ui.label(f"Drawn by {shown_name(names.model)}, judged by {shown_name(names.judge, 'judge')}.")
             for name, about in offers().items():
                 with tag("div", "offer"):
                     in_use = ", in use now" if name in (names.model, names.judge) else ""
-                    ui.label(message(f"{shown_name(name)} {about}{in_use}")).classes("standing" if in_use else "")
+                    ui.label(f"{shown_name(name)} {about}{in_use}").classes("standing" if in_use else "")
                     if not is_here(name):
                         self.download(name).on_click(dialog.close)
                     elif name != JUDGE and not in_use:
                         self.button("Use", use, name, name=f"Use {shown_name(name)}", look="")
             file = ui.input("A file of ComfyUI, or a folder: its path")
             self.button("Use this", lambda: use(file.value.strip()), look="")
+            self.button("Close", dialog.close, look="flat")
 
     def download(self, name: str) -> ui.button:
         """Download a model, after its licence was accepted."""
@@ -412,12 +397,11 @@ def card(name: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def shown_while(owner: object, field: str) -> Iterator[ui.row]:
+def shown_while(owner: object, field: str) -> ui.row:
     """Build a row that begins with a text of `owner`, and is hidden while this is empty."""
     with ui.row(wrap=False).classes(field).bind_visibility_from(owner, field, backward=bool) as row:
-        ui.label().bind_text_from(owner, field, backward=message)
-        yield row
+        ui.label().bind_text_from(owner, field)
+    return row
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -426,11 +410,6 @@ def shown_while(owner: object, field: str) -> Iterator[ui.row]:
 def opened(name: str, content: bytes) -> Image:
     """Open a dropped picture. Raises ImageError if it is none, or has too many pixels."""
     return open_image(content, name=name, max_pixels=MOST_PIXELS)
-
-
-def message(text: str) -> str:
-    """Begin a message with a capital, unless it begins with a name."""
-    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
 
 def title_of(drawing: Drawing) -> str:

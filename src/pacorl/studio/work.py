@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unicodedata import normalize
 
 from PIL.Image import Image
 
@@ -255,14 +254,13 @@ class Studio:
         """Put the chosen character's description in place of its name; words that have it stay as they are."""
         if not self.draft.character:
             return words
-        name = normalize("NFC", plain(self.draft.character))
+        name = plain(self.draft.character)
         described = self.folder.character(self.draft.character).text
         # A LoRA learned the name too; the practice model knows no names.
         if self.names.model != TINY:
             described = f"{self.draft.character}, {described}"
         names = f"{re.escape(described)}|{re.escape(name)}"
-        # As typed on a Mac or elsewhere.
-        return re.sub(rf"(?<!\w)({names})(?!\w)", lambda _: described, normalize("NFC", words))
+        return re.sub(rf"(?<!\w)({names})(?!\w)", lambda _: described, words)
 
     @property
     def panels(self) -> tuple[str, list[str]]:
@@ -291,13 +289,7 @@ class Studio:
         if not self.spec().sets:
             raise ValueError(f"{shown_name(self.names.model)} draws no pages; choose a model above that does")
         theme, panels = self.panels
-        try:
-            prompt = prompt_from(self.names.model, theme=theme, panels=panels)
-        except ValueError as error:
-            for name in map(plain, self.folder.characters()):
-                if name in normalize("NFC", self.draft.words):
-                    raise ValueError(f"{error}; to draw {name}, choose it under 'Who is in it'") from error
-            raise
+        prompt = prompt_from(self.names.model, theme=theme, panels=panels)
         if self.draft.character:
             character = self.folder.character(self.draft.character)
             references = character.images[: self.spec().policy.max_references]
@@ -417,9 +409,8 @@ class Studio:
     def check(self, drawing: Drawing) -> None:
         """Check whether the panels of a page belong together, and redraw the odd panels.
 
-        The verdict is in the drawing's recipe. A repaired page is a new one. Panels of another program are described
-        by the draft, if it has as many; without words they are checked alone. A page without a character is repaired as
-        one of the draft's.
+        The verdict is in the drawing's recipe. A repaired page is a new one. Panels without a text, of another
+        program, are checked alone. A page without a character is repaired as one of the draft's.
         """
         from pacorl.gate.check import ControlError, check_set
         from pacorl.generate.repair import repair_set
@@ -427,10 +418,6 @@ class Studio:
         recipe, panels = drawing.recipe, drawing.panels
         if self.names.judge == TINY and recipe.model != TINY:
             raise ValueError(PRACTICE_ONLY)
-        # A page of another program has no texts: the lines of the form describe it.
-        theme, lines = self.panels
-        if not recipe.panels and len(lines) == recipe.grid.count:
-            recipe = recipe.updated(theme=theme, panels=lines)
         if not recipe.character and self.draft.character:
             recipe = recipe.updated(characters=[self.draft.character])
         generator, reward = self._models(self.known(recipe))
