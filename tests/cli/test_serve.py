@@ -43,8 +43,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
 
     monkeypatch.setattr(web, "run", run_app)
 
-    def run_vllm(served: Any, **options: Any) -> None:
-        seen.update(options, served=served)
+    def run_vllm(command: list[str], **options: Any) -> None:
+        seen.update(options, command=command)
         raise Exit
 
     monkeypatch.setattr(vllm, "run_vllm", run_vllm)
@@ -68,8 +68,8 @@ def test_vllm_gets_what_follows_the_dashes(calls: CALLS) -> None:
     command = ("serve", "org/Base-7B", "--backend", "vllm", "--api-key", "secret", "--port", 8001)
     result = run(*command, "--", "--seed", "1")
     assert result.exit_code == 0, result.output
-    assert calls["served"] == vllm.Served("org/Base-7B", "Base-7B", port=8001)
-    assert (calls["extra"], calls["api_key"]) == (["--seed", "1"], "secret")
+    assert calls["command"] == vllm.vllm_command("org/Base-7B", "Base-7B", port=8001, extra=["--seed", "1"])
+    assert calls["api_key"] == "secret"
 
 
 @pytest.mark.parametrize("backend", ["builtin", "vllm"])

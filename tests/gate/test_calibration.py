@@ -85,4 +85,4 @@ def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [18, FEWEST_FOR_BINS])
 def test_too_few_pairs_for_a_conclusion_are_called_so(count: int) -> None:
     answers = (np.linspace(0.1, 0.9, count), np.arange(count) % 2 == 0)
-    assert ("too few" in error_line("held out", answers, Curve())) == (count < FEWEST_FOR_BINS)
+    assert ("too few" in error_line(answers, Curve())) == (count < FEWEST_FOR_BINS)

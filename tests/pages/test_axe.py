@@ -102,12 +102,6 @@ def models_in_studio(page: Any) -> None:
     playwright.expect(page.get_by_label("Access token").first).to_be_visible(timeout=PATIENCE)
 
 
-def change_in_studio(page: Any) -> None:
-    page_in_studio(page)
-    page.get_by_label("Change panel 2 by words").press("Enter")
-    playwright.expect(page.get_by_label("What should change?")).to_be_focused(timeout=PATIENCE)
-
-
 def removed_in_studio(page: Any) -> None:
     """Remove the page, and have its words refused."""
     page_in_studio(page)
@@ -127,7 +121,6 @@ CASES = [
     Case("studio", "studio", "open", first_screen),
     Case("studio-page", "studio", "open", page_in_studio),
     Case("studio-models", "studio", "open", models_in_studio, part=".q-dialog"),
-    Case("studio-change", "studio", "open", change_in_studio, part=".q-dialog"),
     Case("studio-character", "studio", "open", character_in_studio),
     Case("studio-removed", "studio", "open", removed_in_studio),  # the last one with a page
     Case("docs", "docs_site", "index.html", reload=True),

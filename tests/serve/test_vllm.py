@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import pacorl
-from pacorl.serve.vllm import Served, environment_of, run_vllm, vllm_command
+from pacorl.serve.vllm import environment_of, run_vllm, vllm_command
 
 
 def adapter(folder: Path, *, rank: int = 12, key: str = "base_model.model.language_model.q.lora_A.weight") -> str:
@@ -32,7 +32,7 @@ def value_of(command: list[str], flag: str) -> str:
 
 
 def test_a_judge_gets_the_flags_it_needs() -> None:
-    command = vllm_command(Served("base", "judge", port=8001), extra=("--seed", "1"))
+    command = vllm_command("base", "judge", port=8001, extra=("--seed", "1"))
     assert command[:3] == ["vllm", "serve", "base"]
     # An empty list would let callers make vLLM fetch from every host.
     assert value_of(command, "--allowed-media-domains") == "nothing.invalid"
@@ -48,7 +48,7 @@ def test_a_judge_gets_the_flags_it_needs() -> None:
 
 def test_an_adapter_is_served_beside_its_base(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "lora")
-    command = vllm_command(Served(folder, "paco"))
+    command = vllm_command(folder, "paco")
     assert command[:3] == ["vllm", "serve", "base"]
     assert value_of(command, "--served-model-name") == "base"
     assert value_of(command, "--max-lora-rank") == "16"
@@ -69,13 +69,13 @@ def test_this_process_becomes_vllm_and_its_key_is_in_no_command_line(monkeypatch
     seen: list[Any] = []
     monkeypatch.setattr(os, "execvpe", lambda *arguments: seen.extend(arguments))
     monkeypatch.setattr(shutil, "which", str)
-    run_vllm(Served("base", "judge"), api_key="secret")
+    run_vllm(vllm_command("base", "judge"), api_key="secret")
     file, command, environment = seen
     assert (file, environment["VLLM_API_KEY"]) == ("vllm", "secret")
     assert "secret" not in command
     monkeypatch.setattr(shutil, "which", lambda program: None)
     with pytest.raises(ValueError, match="--backend builtin"):
-        run_vllm(Served("base", "judge"))
+        run_vllm(vllm_command("base", "judge"))
 
 
 def test_an_adapter_that_vllm_would_not_apply_is_refused(tmp_path: Path) -> None:
@@ -91,4 +91,4 @@ def test_an_adapter_that_vllm_would_not_apply_is_refused(tmp_path: Path) -> None
         if weights:
             (folder / "adapter_model.safetensors").write_bytes(weights)
         with pytest.raises(ValueError, match=named):
-            vllm_command(Served(str(folder), "paco"))
+            vllm_command(str(folder), "paco")

@@ -23,7 +23,6 @@ from tests.twins.parts import tiny_judge, vocabulary
 from pacorl.judge.local import LocalJudge
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.judge_training.tuning import save_processor, tune
-from pacorl.serve.vllm import Served as ServedJudge
 from pacorl.serve.vllm import vllm_command
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +55,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = ServedJudge(str(adapter), "judge-lora", port=port)
     extra = ["--served-model-name", "judge", "--dtype", "float32", "--max-model-len", "2048"]
     extra += ["--enforce-eager", "--max-num-seqs", "16"]
     environment = os.environ | {
@@ -66,7 +64,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "DO_NOT_TRACK": "1",
         "PYTHONPATH": str(SHIMS),
     }
-    with subprocess.Popen([program, *vllm_command(server, extra=extra)[1:]], env=environment) as process:
+    command = vllm_command(str(adapter), "judge-lora", port=port, extra=extra)
+    with subprocess.Popen([program, *command[1:]], env=environment) as process:
         try:
             deadline = time.monotonic() + STARTUP_SECONDS
             while not _is_healthy(port):

@@ -312,7 +312,6 @@ def calibrate(
     data: str = Argument(help="Labelled pairs, as for train-reward."),
     *,
     out: Path = Option(Path("calibration.json"), help="The file to write."),
-    test: str = Option("", help="Held-out pairs, measured before and after."),
 ) -> None:
     """Fit a temperature and a bias on labelled pairs, 200 or more; a threshold for sets is yours to choose (--min)."""
     from pacorl.core.calibration import fit_curve
@@ -332,22 +331,18 @@ def calibrate(
     # Some sources write their images into the scratch folder, which must last until the judge has read them.
     with TemporaryDirectory() as scratch:
         pairs = comparisons_from(data, scratch=Path(scratch))
-        test_pairs = comparisons_from(test, scratch=Path(scratch)) if test else []
-        check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
-        check_unseen(judge, pairs, test=test_pairs)
+        check_readable(chain(*(pair.images for pair in pairs)))
+        check_unseen(judge, pairs)
         with PacoReward.from_pretrained(judge) as reward, progress(f"questions to {reward.name}") as advance:
             name, identity = reward.name, identity_at(judge, reward.judge)
             answers = ask_comparisons(reward.judge, pairs, progress=advance)
-            held_out = ask_comparisons(reward.judge, test_pairs, progress=advance) if test_pairs else None
 
     curve = fit_curve(*answers)
     lines = [
         f"{len(pairs)} pairs, {int(answers[1].sum())} labelled Yes",
         f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
-        error_line("that the curve has seen", answers, curve),
+        error_line(answers, curve),
     ]
-    if held_out:
-        lines.append(error_line("held out", held_out, curve))
     # Saved before the output, which may fail on a closed pipe.
     Calibration(name, curve, identity=identity).save(out)
     following = f"pacorl check FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"

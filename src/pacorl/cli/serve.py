@@ -26,7 +26,7 @@ def serve(
 ) -> None:
     """Serve a judge over an OpenAI-compatible API. Arguments after `--` are passed to `vllm serve`."""
     from pacorl.io.net import is_loopback
-    from pacorl.serve.vllm import Served, run_vllm
+    from pacorl.serve.vllm import run_vllm, vllm_command
 
     # An empty variable, as of a missing secret in CI, must not open the server.
     key = os.environ.get(JUDGE_KEY) if api_key is None else api_key
@@ -34,9 +34,9 @@ def serve(
         raise ValueError(f"the key is empty; give --api-key or {JUDGE_KEY} a value, or unset it to serve without a key")
     if not key and not is_loopback(host):
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
-    served = Served(source, name or Path(source).name, host=host, port=port)
+    name = name or Path(source).name
     if backend == "vllm":
-        run_vllm(served, api_key=key or "", extra=context.args)
+        run_vllm(vllm_command(source, name, host=host, port=port, extra=context.args), api_key=key or "")
     if context.args:
         raise ValueError(f"{' '.join(context.args)} would be for vLLM; the built-in server takes no further arguments")
 
@@ -57,8 +57,8 @@ def serve(
         use_cores()
         quiet_loading()
         judge = LocalJudge.from_pretrained(source, **placement(source))
-        app = create_app(served.name, judge, api_key=key or "", identity=identity_at(source))
-        run(app, listener, announce=lambda: echo_errors(f"serving {served.name} at {url}/v1"))
+        app = create_app(name, judge, api_key=key or "", identity=identity_at(source))
+        run(app, listener, announce=lambda: echo_errors(f"serving {name} at {url}/v1"))
 
 
 # --- the studio ------------------------------------------------------------------------------------------------

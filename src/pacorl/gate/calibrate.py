@@ -14,7 +14,7 @@ from pacorl.io.images import open_image
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.judge import Judge
 from pacorl.judge.pairwise import ask
-from pacorl.records.leaks import pairs_trained_on, shared_pairs
+from pacorl.records.leaks import pairs_trained_on
 from pacorl.types import Comparison, Question
 
 logger = logging.getLogger(__name__)
@@ -28,22 +28,17 @@ Answers = tuple[Floats, NDArray[np.bool_]]
 """P(Yes) of comparisons, and their labels."""
 
 
-def check_unseen(judge: str, pairs: Sequence[Comparison], *, test: Sequence[Comparison] = ()) -> None:
-    """Raise ValueError for pairs that the judge was trained on, and for test pairs that the curve is fitted to."""
-    if shared := shared_pairs(test, pairs):
-        first = shared[0].images[0].name
-        raise ValueError(
-            f"{len(shared)} of {len(test)} held-out pairs are in the fit too, such as {first}'s; give others"
-        )
+def check_unseen(judge: str, pairs: Sequence[Comparison]) -> None:
+    """Raise ValueError for pairs that the judge was trained on."""
     try:
-        learned = pairs_trained_on([*pairs, *test], judge)
+        learned = pairs_trained_on(pairs, judge)
     except ValueError as fault:
         # The data may have moved since the training, and the judge is still of use.
         logger.warning("%s", fault)
         return
     if learned:
         raise ValueError(
-            f"{len(learned)} of {len(pairs) + len(test)} pairs are among the judge's training data, such as "
+            f"{len(learned)} of {len(pairs)} pairs are among the judge's training data, such as "
             f"{learned[0].images[0].name}'s, and it is surer of them than of others; give pairs that it was not "
             "trained on, such as the consistency_test.jsonl of an export"
         )
@@ -66,11 +61,11 @@ def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison], *, progress
     return np.array(p_yes), np.array([comparison.consistent for comparison in comparisons], dtype=bool)
 
 
-def error_line(kind: str, answers: Answers, curve: Curve) -> str:
-    """Describe a curve's effect on the expected calibration error of some pairs, and whether they are too few."""
+def error_line(answers: Answers, curve: Curve) -> str:
+    """Describe a curve's effect on the expected calibration error of its pairs, and whether they are too few."""
     p_N, yes_N = answers
     before, after = calibration_error(p_N, yes_N), calibration_error(curve.of(p_N), yes_N)
-    line = f"ECE of {len(p_N)} pairs {kind}: {before:.4f} before, {after:.4f} after"
+    line = f"ECE of these pairs: {before:.4f} before, {after:.4f} after"
     if len(p_N) < FEWEST_FOR_BINS:
         line += f"; fewer than {FEWEST_FOR_BINS} pairs are too few for a conclusion"
     return line

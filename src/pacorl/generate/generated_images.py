@@ -49,17 +49,13 @@ class GeneratedImage:
         image: A grid image for a set.
         recipe: Settings for reproduction.
         judged: The judge's score; None without a judge.
-        rank: Rank among its candidates, from 1.
-        candidates: Number of candidates.
-        tied: Number of candidates of this rank, itself included: their scores differ by less than a judge resolves.
+        tied: Number of candidates as good as it, itself included: their scores differ by less than a judge resolves.
     """
 
     prompt: Prompt
     image: Image
     recipe: Recipe
     judged: Judged | None = None
-    rank: int = 1
-    candidates: int = 1
     tied: int = 1
 
     @property
@@ -126,8 +122,6 @@ def to_dict(image: GeneratedImage, path: Path) -> dict[str, Any]:
         "prompt": image.prompt.text,
         "layout": str(image.prompt.grid),
         **image.recipe,
-        "rank": image.rank,
-        "candidates": image.candidates,
         "tied": image.tied,
     }
     # Without a judge the keys are absent, rather than null.

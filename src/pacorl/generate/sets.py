@@ -106,19 +106,11 @@ def ranked(judge: Judge, candidates: Sequence[GeneratedImage]) -> list[Generated
     prompt, images = candidates[0].prompt, [candidate.image for candidate in candidates]
     judged = judge_edits(judge, prompt, images) if prompt.sources else judge_sets(judge, prompt, images)
 
-    # Tied candidates get different ranks, in the order of their seeds.
-    in_order: list[GeneratedImage] = []
+    # Tied candidates are in the order of their seeds.
+    in_order = []
     for group in best_first(judged):
         for index in group:
-            in_order.append(
-                replace(
-                    candidates[index],
-                    judged=judged[index],
-                    rank=len(in_order) + 1,
-                    candidates=len(candidates),
-                    tied=len(group),
-                )
-            )
+            in_order.append(replace(candidates[index], judged=judged[index], tied=len(group)))
     return in_order
 
 

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,35 +26,29 @@ IMAGES = 4
 """Most images of one question."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A judge to be served, and its address."""
-
-    checkpoint: str
-    """Folder or hub name of a model, or the folder of a LoRA, whose config names its base."""
-    name: str
-    """The name that requests ask for."""
-    host: str = "127.0.0.1"
-    port: int = 8000
-
-
-def vllm_command(served: Served, *, extra: Sequence[str] = ()) -> list[str]:
+def vllm_command(
+    checkpoint: str, name: str, *, host: str = "127.0.0.1", port: int = 8000, extra: Sequence[str] = ()
+) -> list[str]:
     """Build the command line. Raises ValueError if vLLM would serve an adapter only in part.
 
     By default vLLM reads the checkpoint's generation_config.json, like a judge in this process: the repetition penalty
     there (1.05 of Qwen2.5-VL) affects the reasons. Requests set every other sampling parameter.
+
+    Args:
+        checkpoint: Folder or hub name of a model, or the folder of a LoRA, whose config names its base.
+        name: The name that requests ask for.
     """
-    model, name, of_adapter = served.checkpoint, served.name, []
-    folder = Path(model)
+    model, served_name, of_adapter = checkpoint, name, []
+    folder = Path(checkpoint)
     if (folder / PEFT_CONFIG).is_file() and not (folder / "config.json").is_file():
         lora = read_judge_adapter(folder)
         most = max(lora.ranks.values())
         rank = min((size for size in LORA_RANKS if size >= most), default=most)
         of_adapter = ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1"]
-        of_adapter += ["--lora-modules", f"{served.name}={folder}"]
-        model = name = lora.base  # the base keeps a name of its own
-    command = ["vllm", "serve", model, "--served-model-name", name, "--host", served.host]
-    command += ["--port", str(served.port), "--max-model-len", str(MAX_MODEL_LEN)]
+        of_adapter += ["--lora-modules", f"{name}={folder}"]
+        model = served_name = lora.base  # the base keeps a name of its own
+    command = ["vllm", "serve", model, "--served-model-name", served_name, "--host", host]
+    command += ["--port", str(port), "--max-model-len", str(MAX_MODEL_LEN)]
     command += ["--limit-mm-per-prompt", json.dumps({"image": IMAGES, "video": 0})]
     # Callers send images in data URLs; vLLM would fetch any URL, even inside this network.
     return [*command, "--allowed-media-domains", NO_HOST, *of_adapter, *extra]
@@ -77,9 +70,8 @@ def read_judge_adapter(folder: Path) -> Lora:
     return lora
 
 
-def run_vllm(served: Served, *, api_key: str = "", extra: Sequence[str] = ()) -> NoReturn:
+def run_vllm(command: list[str], *, api_key: str = "") -> NoReturn:
     """Replace this process by vLLM. Raises ValueError if vLLM is not installed."""
-    command = vllm_command(served, extra=extra)
     if shutil.which("vllm") is None:
         raise ValueError(
             "vllm is not on PATH: install it as docs/serve.md shows, or take --backend builtin; or run this where vLLM "

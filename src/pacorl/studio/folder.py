@@ -190,8 +190,10 @@ class Folder:
         sweep(path)
         self.key = secret_in(path / "key")
         """The secret of the link."""
-        self._removals: list[tuple[str, dict[Path, Path]]] = []
-        """Removals that can be undone, the last one at the end: in words, and former path → path in the trash."""
+        self.removal = ""
+        """The last removal, in words; empty if it cannot be undone."""
+        self._moves: dict[Path, Path] = {}
+        """Former path → path in the trash, of the last removal."""
 
     def close(self) -> None:
         self._held.close()
@@ -290,16 +292,7 @@ class Folder:
         for path, trashed in moves.items():
             make_folder(trashed.parent)
             path.rename(trashed)
-        self._removals.append((f"Removed {what}.", moves))
-
-    @property
-    def removal(self) -> str:
-        """The last removal, in words; empty if none can be undone."""
-        return self._removals[-1][0] if self._removals else ""
-
-    def forget_removals(self) -> None:
-        """Offer no undo any more; the files stay in the trash."""
-        self._removals.clear()
+        self.removal, self._moves = f"Removed {what}.", moves
 
     def remove_character(self, name: str) -> None:
         """Remove a character and its LoRAs: another one of this name must not be drawn with them."""
@@ -308,15 +301,12 @@ class Folder:
 
     def undo(self) -> None:
         """Restore the last removal. Raises FileExistsError if something new has its place, and can be tried again."""
-        if not self._removals:  # another window was faster
-            return
-        moves = self._removals[-1][1]
-        for path in moves:
+        for path in self._moves:
             if path.exists():
                 raise FileExistsError(f"there is a new {path.name}; remove it before you undo the removal")
-        self._removals.pop()
-        for path, trashed in moves.items():
+        for path, trashed in self._moves.items():
             trashed.rename(path)
+        self.removal, self._moves = "", {}
 
 
 def plain(name: str) -> str:

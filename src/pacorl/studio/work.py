@@ -395,7 +395,7 @@ class Studio:
 
     def _open(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
         self.keep(page=self.folder.add_page(drawings), drawing=0)
-        self.folder.forget_removals()  # an old one would be a surprise
+        self.folder.removal = ""  # the undo of an old one would be a surprise
 
     # --- an existing page -------------------------------------------------------------------------------------------
 
