@@ -83,7 +83,6 @@ REFUSED: list[tuple[list[str], str]] = [
     (["generate"], "--prompt"),
     (["generate", "a red dragon"], "'dragon'"),
     (["generate", "--storyboard", "none.yaml"], "none.yaml"),
-    (["generate", "Generate two images of a fox", "--writer", "http://127.0.0.1:9/v1"], "URL#MODEL"),
     ([*TRAIN, "out=a.png/run"], "a.png: Not a directory"),
     ([*TRAIN, "out=mine"], "mine/config.yaml"),
     ([*TRAIN, "out=ran"], "ran"),

@@ -14,7 +14,7 @@ from pacorl.cli.gate import CheckOptions, Gate, code_of
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, print_plan
 from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, panels_again, read_page
 from pacorl.cli.shared import JSON, echo, echo_errors, print_json, progress
-from pacorl.config.options import TEMPLATE, UsageError, option
+from pacorl.config.options import UsageError, option
 from pacorl.types import TINY, Size
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
     from pacorl.generate.storyboard import Storyboard
-    from pacorl.types import Prompt
+    from pacorl.records.panels import PanelDraft
+    from pacorl.types import Grid, Prompt
 
 
 SOURCES = ("--prompt", "--storyboard", "--instruction", "--from")
@@ -34,9 +35,6 @@ class RequestOptions:
 
     panel: ClassVar[str] = "Request"
 
-    writer: str = option(
-        TEMPLATE, "Who writes panels: template, or URL#MODEL of an OpenAI-compatible API (key: OPENAI_API_KEY)."
-    )
     prompt: str = option(
         "",
         "One image, a sentence that asks for several, what all panels share, a whole prompt with panel tags; or a "
@@ -67,7 +65,6 @@ class RequestOptions:
         if len(flags) != 1:
             raise ValueError(f"give one of {', '.join(SOURCES)}, not {' and '.join(flags) or 'none'}")
         of_prompt: dict[str, Any] = {"--panel": self.panels, "--layout": self.layout, "--character": self.characters}
-        of_prompt["--writer"] = self.writer != TEMPLATE
         for flag, value in of_prompt.items():
             if value and (self.is_file or not (self.prompt or self.page)):
                 raise ValueError(f"{flag} goes with one --prompt, not with {self.prompt or flags[0]}")
@@ -218,8 +215,9 @@ def _generate(
 def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gate | None) -> GenerationRequest:
     """Read the request without heavy imports. Raises ValueError if the model does not support it."""
     from pacorl.core.grid import parse_layout
-    from pacorl.generate.storyboard import board_prompt, pages, read_storyboard
+    from pacorl.generate.storyboard import board_prompt, pages, read_storyboard, storyboard_of
     from pacorl.io.images import open_image
+    from pacorl.records.characters import find_character
     from pacorl.records.compose import check_for, prompt_from
     from pacorl.records.prompts import load_prompts
     from pacorl.types import Prompt
@@ -236,13 +234,18 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
     if options.is_file:
         return GenerationRequest(load_prompts(options.prompt, model=model))
     if options.prompt:
-        # A prompt may need a writer, whose panels become a storyboard of one page.
-        if written := written_storyboard(options):
-            limit = _max_references(written, generator)
-            prompt = board_prompt(written, model, max_references=limit, separate=options.separate)
-            return GenerationRequest([prompt])
         grid = parse_layout(options.layout) if options.layout else None
-        prompt = prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
+        if options.characters:
+            characters = [find_character(name) for name in options.characters]
+            board = storyboard_of(drafted(options, grid), characters, layout=grid)
+            limit = _max_references(board, generator)
+            prompt = board_prompt(board, model, max_references=limit, separate=options.separate)
+        else:
+            prompt = prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
+        if not options.panels and prompt.panels:
+            lines = [f"  {number}. {text}" for number, text in enumerate(prompt.panels, 1)]
+            # The error stream, since the standard output may be JSON.
+            echo_errors(f"{len(lines)} panels (change them with --panel):", *lines)
         return GenerationRequest([prompt])
     for path in options.images:
         open_image(path)  # refused by name before weights are loaded
@@ -258,35 +261,13 @@ def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
     return limit
 
 
-def written_storyboard(options: RequestOptions) -> Storyboard | None:
-    """Draft a prompt's panels as a storyboard of one page; None if they need no writer and have no characters.
-
-    The writer's panels are shown on the error stream.
-    """
-    from pacorl.core.grid import parse_layout
-    from pacorl.generate.language_writers import open_writer
-    from pacorl.generate.storyboard import storyboard_of
-    from pacorl.records.characters import find_character
+def drafted(options: RequestOptions, grid: Grid | None) -> PanelDraft:
+    """Draft the panels that show the characters: the user's own, or those of a sentence that asks for several."""
     from pacorl.records.panels import PanelDraft, read_request, write_panels
 
-    # The panels: the user's own, a writer's for a request of several images, or the prompt itself.
-    layout = parse_layout(options.layout) if options.layout else None
-    characters = [find_character(name) for name in options.characters]
-    asks_for_set = options.writer != TEMPLATE or read_request(options.prompt) is not None
-    if options.panels:
-        draft = PanelDraft(options.prompt, tuple(options.panels))
-    elif asks_for_set and (layout is None or layout.count > 1):
-        draft = write_panels(options.prompt, count=layout.count if layout else None, writer=open_writer(options.writer))
-        lines = [f"  {number}. {text}" for number, text in enumerate(draft.panels, 1)]
-        # The error stream, since the standard output may be JSON.
-        echo_errors(f"{len(lines)} panels (change them with --panel):", *lines, draft.note)
-    else:
-        draft = PanelDraft(options.prompt, (options.prompt,))
-
-    # A storyboard is needed for characters, and for panels of a writer.
-    if not characters and (options.panels or len(draft.panels) == 1):
-        return None
-    return storyboard_of(draft, characters, layout=layout)
+    if not options.panels and read_request(options.prompt) and (grid is None or grid.count > 1):
+        return write_panels(options.prompt, count=grid.count if grid else None)
+    return PanelDraft(options.prompt, tuple(options.panels or [options.prompt]))
 
 
 def _check_request(

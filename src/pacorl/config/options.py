@@ -18,8 +18,6 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pacorl.types import TINY, Size
 
-TEMPLATE = "template"
-"""The panel writer that needs no model."""
 LARGEST = 1_000_000
 """Upper bound of counts. Larger values are slips, and lists of such length would fill the memory."""
 WORKERS = 256

@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pacorl.core.batches import grouped
+from pacorl.dataset.language_writers import SetReply, answer_form, ask_for_set
 from pacorl.dataset.llm import fill_journal
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.generate.language_writers import SetReply, answer_form, ask_for_set
 from pacorl.io.documents import Journal, JsonObject, blamed_on, read_yaml, typed, write_jsonl
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,12 @@ class Judged:
         matrix: P(Yes) of every two panels of a set, None on the diagonal; empty for an edit.
         parts: Components of the score, by name.
         error: Reason for a missing score.
-        alike: How well each panel shows its characters; empty without a character that has images.
     """
 
     score: float | None
     matrix: Matrix = ()
     parts: Mapping[str, float | None] = field(default_factory=dict)
     error: str = ""
-    alike: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

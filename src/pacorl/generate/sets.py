@@ -131,7 +131,7 @@ def judge_sets(judge: Judge, prompt: Prompt, images: Sequence[Image]) -> list[Ju
     characters = tuple(replace(character, images=character.images[:1]) for character in prompt.characters)
     likeness = Reference(judge)
     likenesses = likeness.panel_scores([replace(prompt, characters=characters)] * len(images), images)
-    shown = sum(map(bool, characters_of(prompt)))
+    shown = any(characters_of(prompt))
     judged = []
     for verdicts, alike in zip(reward.pairs([prompt] * len(images), images), likenesses, strict=True):
         matrix = matrix_of(verdicts, prompt.grid.count)
@@ -140,10 +140,8 @@ def judge_sets(judge: Judge, prompt: Prompt, images: Sequence[Image]) -> list[Ju
         if shown:
             parts = {"together": score, "reference": alike.score}
             score = whole_mean(parts.values())
-        # A part is a panel's share of the mean over those that show a character.
-        alike_P = [None if part is None else part * shown for part in alike.part_P or ()]
         error = errors_of(verdicts.values()) or likeness.last_error
-        judged.append(Judged(score, matrix, parts, error, alike_P))
+        judged.append(Judged(score, matrix, parts, error))
     return judged
 
 

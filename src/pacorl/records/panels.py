@@ -3,14 +3,13 @@
     draft = write_panels("Generate four images of the same dentist: reading an X-ray, cleaning teeth, …")
     draft.theme, draft.panels, draft.note
 
-It reads counts, lists and quotations from the sentence. `generate.language_writers` asks a language model instead.
+It reads counts, lists and quotations from the sentence.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pacorl.core.grid import QUOTED, panel_texts
@@ -51,19 +50,14 @@ class PanelDraft:
     """Missing information in the sentence, and the remedy; empty if complete."""
 
 
-PanelWriter = Callable[[SetRequest, int], PanelDraft]
-"""(request, number of panels) → the draft."""
-
-
-def write_panels(text: str, *, count: int | None = None, writer: PanelWriter | None = None) -> PanelDraft:
+def write_panels(text: str, *, count: int | None = None) -> PanelDraft:
     """Write the panels of a request.
 
     Args:
         count: number of panels; the sentence's own, else `DEFAULT_COUNT`.
-        writer: the writer; by default `write_by_template`.
 
     Raises:
-        ValueError: if the number of panels is not 2 to 16, the sentence contradicts it, or the writer has no answer.
+        ValueError: if the number of panels is not 2 to 16, or the sentence contradicts it.
     """
     if not text.strip():
         raise ValueError("the sentence is empty; say what the images show")
@@ -71,7 +65,7 @@ def write_panels(text: str, *, count: int | None = None, writer: PanelWriter | N
     count = count or request.count or DEFAULT_COUNT
     if not 2 <= count <= MAX_COUNT:
         raise ValueError(f"{excerpt(text)} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
-    return (writer or write_by_template)(request, count)
+    return _written(request, count)
 
 
 # --- reading a request -----------------------------------------------------------------------------------------
@@ -261,7 +255,7 @@ OWN_SUBJECT = re.compile(r"(?:an?|the(?!\ssame))\s", re.I)
 """Begins an item that has a subject of its own: `a fjord`; `asleep` is said of the set's."""
 
 
-def write_by_template(request: SetRequest, count: int) -> PanelDraft:
+def _written(request: SetRequest, count: int) -> PanelDraft:
     """Write panels from the sentence alone; without a list they differ by stage, by a varied attribute, or by view."""
     # The subject and the listed items.
     subject, items = _items(request.content, request.count or count)

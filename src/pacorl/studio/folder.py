@@ -73,8 +73,6 @@ class Recipe(BaseModel):
     """Score of each pair of panels; empty for a single picture."""
     likeness: Json[float | None] = None
     """How well its panels show the character; `score` is the mean of this and of the pairs."""
-    alike: Json[list[float | None]] = []
-    """`likeness` of each panel."""
     checked: Json[list[str]] = []
     """Sentences of the last check; empty before one."""
     odd: Json[int | None] = None

@@ -235,7 +235,6 @@ class StudioPage:
                         drawing=drawing,
                         judge=shown_name(recipe.judge or self.studio.names.judge, "judge"),
                         name=plain(recipe.character),
-                        cast=self.studio.cast(recipe),
                         practice=PRACTICE_ONLY,
                     )
             # Candidates and the tries of a repair are one row of drawings.

@@ -517,14 +517,12 @@ def fields_of(check: Check) -> dict[str, Any]:
         "score": check.scores.mean,
         "matrix": check.scores.matrix,
         "likeness": None,
-        "alike": [],
     }
 
 
 def scores_in(judged: Judged) -> dict[str, Any]:
     """Return the fields that a judgement adds to a recipe."""
-    like = {"likeness": judged.parts.get("reference"), "alike": list(judged.alike)}
-    return {"score": judged.score, "matrix": judged.matrix, **like}
+    return {"score": judged.score, "matrix": judged.matrix, "likeness": judged.parts.get("reference")}
 
 
 def new_seed() -> int:

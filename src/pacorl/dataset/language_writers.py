@@ -1,4 +1,4 @@
-"""Sets written by a language model behind an OpenAI-compatible URL: the panels of a sentence, or of a whole request."""
+"""Sets written by a language model behind an OpenAI-compatible URL."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from pacorl.config.options import TEMPLATE
-from pacorl.io.net import is_url
 from pacorl.judge.chat import ChatModel
 from pacorl.records.compose import prompt_from
-from pacorl.records.panels import PanelDraft, PanelWriter, SetRequest
 
 Text = Annotated[str, Field(min_length=3, max_length=2000)]
 
@@ -26,26 +23,6 @@ class SetReply(BaseModel):
     panels: list[Text]
     criteria: dict[str, dict[str, Text]] = {}
     """dimension → name → the requirement over all panels."""
-
-
-def open_writer(source: str) -> PanelWriter | None:
-    """Choose the panel writer: None for `template`, or a language model behind `URL#MODEL`.
-
-    Raises:
-        ValueError: it is neither, or the server's model has no name.
-    """
-    if source == TEMPLATE:
-        return None
-    url, _, model = source.partition("#")
-    if not (is_url(url) and model):
-        raise ValueError(f"the panel writer {source!r} is neither {TEMPLATE} nor a URL#MODEL of a language model")
-    chat = ChatModel.at(source)
-
-    def write(request: SetRequest, count: int) -> PanelDraft:
-        reply = ask_for_set(chat, sentence_text(request.text, count), count=count)
-        return PanelDraft(reply.theme, tuple(reply.panels))
-
-    return write
 
 
 def ask_for_set(
@@ -66,16 +43,6 @@ def ask_for_set(
 
     messages = [{"role": "user", "content": request}]
     return chat.ask_json(messages, SetReply, check=check_reply)
-
-
-def sentence_text(sentence: str, count: int) -> str:
-    """Request for the panels of a person's sentence."""
-    return (
-        f"A person asks an image generator for a set of {count} images that belong together:\n{sentence}\n"
-        "Describe the set. Each panel's text is read alone, so describe the subject in the same words in every one; "
-        "panels differ in what they show and agree in what the set keeps. Be concrete and visual.\n"
-        + answer_form(count, (), theme="what all images share")
-    )
 
 
 def answer_form(count: int, dimensions: Sequence[str], *, theme: str, further: str = "") -> str:
