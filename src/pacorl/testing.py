@@ -66,15 +66,10 @@ def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None
 
     Raises:
         AssertionError: with the fault, if the objective breaks the contract.
+        RuntimeError: if the loss is no scalar.
     """
-    assert isinstance(spec, ObjectiveSpec), f"{spec!r} is none; give ObjectiveSpec(OPTIONS, FUNCTION, needs='path')"
     start = _noise(3).requires_grad_()
-    result = spec.loss(_batch(spec, start), options or spec.options.model_validate({}))
-    assert isinstance(result, tuple), (
-        f"it returns a {type(result).__name__}; return the loss and its metrics: `loss, {{}}`"
-    )
-    loss, _ = result
-    assert loss.shape == (), f"the loss has the shape {tuple(loss.shape)}, not ()"
+    loss, _ = spec.loss(_batch(spec, start), options or spec.options.model_validate({}))
     (gradient,) = torch.autograd.grad(loss, start)
     assert loss.isfinite(), "the loss is not finite"
     assert gradient.isfinite().all(), "the gradient is not finite"
