@@ -295,7 +295,7 @@ def test_the_name_of_a_character_is_its_description_and_words_are_checked_before
     studio.keep(words=studio.draft.words.replace("a purple hero with a cap", "Milo the hat"))
     assert studio.panels[0] == "a purple hero with a cap in town at night", "in the lines too"
     studio.keep(character="")
-    with pytest.raises(ValueError, match="Milo"):
+    with pytest.raises(ValueError, match="milo"):
         studio.prompt()
     studio.keep(character=character)
     assert studio.prompt().characters[0].name == character
