@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_unusable_image_is_named(folder: Path) -> None:
     for name in ("bad.png", "none.png"):
-        with pytest.raises(ImageError, match=name):
+        with pytest.raises(ValueError, match=name):
             open_panels([folder / "a.png", folder / name])
 
 

@@ -37,9 +37,8 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
         grid: ROWSxCOLS of the one image's panels; by default the layout in its recipe.
 
     Raises:
-        ImageError: naming the first unusable source.
         UsageError: One of several images is a whole page of panels.
-        ValueError: The grid has several images to cut.
+        ValueError: A source cannot be used, which is named; or the grid has several images to cut.
     """
     names = files_of(sources)
     images = []
