@@ -108,7 +108,7 @@ PROMPT = {"prompt": "Hats.", "layout": "2x1", "theme": "t", "criteria": CRITERIA
 EDIT = {"image": ["a.png"], "instruction": "A hat.", "category": "c", "panels": ["x"]}
 RANKING = {"reference": "a.png", "candidates": ["b.png", ["c.png", "d.png"]], "criteria": CRITERIA, "group": "g"}
 CSV = b"reference,candidates,theme\na.png,b.png | c.png = d.png,t\nb.png,a.png|c.png,u\n"
-INSTANCE = {"id": "i", "group": "g", "reference": "a.png", "candidates": ["b.png", "c.png"], "must": [[0, 1]]}
+INSTANCE = {"id": "i", "group": "g", "reference": "a.png", "candidates": ["b.png", "c.png"], "foreign": 1}
 ANSWER = {"instance": "i", "annotator": "p", "group": "g", "reference": "a", "tiers": [["b", "d"], ["c"]]}
 ENTRY = {"file_name": "d.json", "formatting": "sharegpt"}
 TURNS = [{"role": "user", "content": "<image><image>q"}, {"role": "assistant", "content": "Yes. r"}]

@@ -34,37 +34,35 @@ def obedient(messages, number):
     return "Here you are:\n```json\n" + json.dumps(reply(messages, f"Theme number {number}.")) + "\n```"
 
 
-def run(folder, writer, count=12, subjects=SUBJECTS, grids=(SQUARE,), **options):
-    return write_all(folder, writer, orders(subjects, count=count, grids=grids), options={}, **options)
+def run(folder, writer, count=12, subjects=SUBJECTS, grid=SQUARE, **options):
+    return write_all(folder, writer, orders(subjects, count=count, grid=grid), options={}, **options)
 
 
 def test_orders_are_balanced():
-    found = orders(SUBJECTS, count=2000, grids=[SQUARE, Grid(1, 3)])
+    found = orders(SUBJECTS, count=2000, grid=SQUARE)
     by_category = Counter(one.subject.category for one in found)
     assert max(by_category.values()) - min(by_category.values()) <= 1
     for category in by_category:
         by_name = Counter(one.subject.name for one in found if one.subject.category == category)
         assert max(by_name.values()) - min(by_name.values()) <= 1
-        assert len({one.grid for one in found if one.subject.category == category}) == 2
     assert len({one.key for one in found}) == 2000
-    assert min(Counter(one.grid for one in found).values()) > 600
 
 
 def test_llm_writes_everything_and_a_second_call_asks_nothing(tmp_path, llm):
     server, model = llm(obedient)
-    layouts = [SQUARE, Grid(1, 7), Grid(3, 4)]
-    counts = run(tmp_path, llm_writer(model), workers=4, grids=layouts)
+    layout = Grid(3, 4)
+    counts = run(tmp_path, llm_writer(model), workers=4, grid=layout)
     assert counts["records"] == 12
     records = read_prompts(tmp_path / "prompts.jsonl")
     assert [record.idx for record in records] == [f"{n:04d}" for n in range(12)]
     for record in records:
         prompt = record.prompt
-        assert prompt.grid in layouts
+        assert prompt.grid == layout
         assert list(prompt.panels) == [f"The fox waits at station number {n}" for n in range(prompt.grid.count)]
         assert "layout. The same small red fox in a watercolour style. [" in prompt.text
         assert prompt.theme.startswith("Theme number")
         assert prompt.criteria
-    assert run(tmp_path, llm_writer(model), grids=layouts) == counts
+    assert run(tmp_path, llm_writer(model), grid=layout) == counts
     assert len(server.requests) == 12
 
 
@@ -99,7 +97,8 @@ def test_themes_are_told_and_not_repeated(tmp_path, llm):
 def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):
     from pacorl.tiny.words import asked_in
 
-    counts = run(tmp_path, tiny_writer(count=10), count=10, subjects=read_taxonomy(TINY), grids=[SQUARE, Grid(1, 3)])
+    writer = tiny_writer(count=10, grid=Grid(1, 3))
+    counts = run(tmp_path, writer, count=10, subjects=read_taxonomy(TINY), grid=Grid(1, 3))
     assert counts["records"] == 10
     for record in read_prompts(tmp_path / "prompts.jsonl"):
         assert len(asked_in(record.prompt)) == record.prompt.grid.count

@@ -105,11 +105,6 @@ def test_syntax_of_other_tools_and_a_list_on_further_lines_are_refused(tmp_path:
         load_prompts(file_of(tmp_path, "a fox -- a small one, 3-4 cm", line, name="mine.txt"))
 
 
-def test_every_bad_line_of_a_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"mine\.txt:2: (?s:.*)mine\.txt:11: .*\n  and 1 more"):
-        load_prompts(file_of(tmp_path, "a fox", *["# fox"] * 11, name="mine.txt"))
-
-
 # --- images of a record ------------------------------------------------------------------------------------------
 
 

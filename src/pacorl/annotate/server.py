@@ -25,8 +25,8 @@ from pydantic import BaseModel, Field, StringConstraints
 from pacorl.core.batches import grouped
 from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
-from pacorl.dataset.folder import OWN_QUESTION, Instance, order_of, read_instances, tiers_of
-from pacorl.dataset.rules import Concord, agreement_by_person, best_worst, pair_agreement, pair_orders
+from pacorl.dataset.folder import OWN_QUESTION, Instance, read_instances
+from pacorl.dataset.rules import Concord, agreement_by_person, best_worst, pair_agreement
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import existing, inside, safe_name, sole_holder, text_digest
 from pacorl.io.images import IMAGE_TYPES
@@ -90,13 +90,12 @@ def foreign_controls(instances: Sequence[Instance]) -> list[Instance]:
     for name in by_chance(by_id, "control")[: math.ceil(len(instances) / CONTROL_EVERY)]:
         rng = random.Random(name)
         instance = by_id[name]
-        worst = rng.randrange(len(instance.candidates))
+        foreign = rng.randrange(len(instance.candidates))
         candidates = list(instance.candidates)
-        candidates[worst] = rng.choice(sorted(everything - images[instance.group]))
-        must = tuple((better, worst) for better in range(len(candidates)) if better != worst)
+        candidates[foreign] = rng.choice(sorted(everything - images[instance.group]))
         # The id follows from the images, so that a later start finds the same control question in the log.
         key = text_digest("\n".join([instance.reference, *candidates]))[:16]
-        controls.append(replace(instance, id=f"control:{key}", candidates=tuple(candidates), must=must))
+        controls.append(replace(instance, id=f"control:{key}", candidates=tuple(candidates), foreign=foreign))
     return controls
 
 
@@ -194,26 +193,25 @@ class Annotation:
         return self.log.people.get(person) == "adjudicator"
 
     def disputed(self) -> list[str]:
-        """List the instances that people answer in opposite ways, and which nobody decided or skipped.
+        """List the instances whose answers contradict each other, and which nobody decided or skipped.
 
-        First those with a candidate that is the best of one and the worst of another, whose votes cancel out; then
-        those that one ranks and another skips since no candidate fits; then any other opposite orders.
+        An image is the best of one and the worst of another, so that their votes cancel out, or one ranks and another
+        skips since no candidate fits.
         """
         by_instance = grouped((answer.instance, answer) for answer in self.log.rankings())
         settled = {instance for person, instance in self.log.answers if self.adjudicates(person)}
         misfits = self.log.misfits("annotator")
-        ranks = {}
+        disputed = []
         for name in by_instance.keys() - settled:
-            answers = by_instance[name]
-            labels = {label for answer in answers for label in best_worst(answer.tiers)}
-            is_even = len(labels) == len(dict(labels))  # no image has both labels
-            if not is_even or name in misfits or min(pair_orders(answers), default=0) < 0:
-                ranks[name] = (is_even, name not in misfits, name)
-        return sorted(ranks, key=ranks.__getitem__)
+            labels = {label for answer in by_instance[name] for label in best_worst(answer.tiers)}
+            has_both = len(labels) > len(dict(labels))
+            if has_both or name in misfits:
+                disputed.append(name)
+        return sorted(disputed)
 
     def open_of(self, person: str) -> list[str]:
         """List a person's unanswered instances in order: answers taken back first, latest to earliest."""
-        undone = [event.instance for event in reversed(self.log.undone.get(person, []))]
+        undone = reversed(self.log.undone[person])
         assigned = self.disputed() if self.adjudicates(person) else self.log.assigned.get(person, [])
         return [name for name in dict.fromkeys([*undone, *assigned]) if (person, name) not in self.log.answers]
 
@@ -259,9 +257,12 @@ class Annotation:
 
     def _task(self, person: str, instance: Instance) -> dict[str, Any]:
         shown = self.shown(person, instance)
-        slot_of = [shown.index(candidate) for candidate in range(len(shown))]
+
+        def in_slots(order: Sequence[Sequence[int]]) -> list[list[int]]:
+            return [[shown.index(candidate) for candidate in tier] for tier in order]
+
         address = f"/images/{public_key(instance.id)}"
-        undone = [event for event in self.log.undone.get(person, []) if event.instance == instance.id]
+        undone = self.log.undone[person].get(instance.id)
         task: dict[str, Any] = {
             "instance": public_key(instance.id),
             # Stored whole: the judge is trained on the words that the reward asks with.
@@ -269,7 +270,7 @@ class Annotation:
             "criteria": instance.criteria or {},
             "reference": f"{address}/reference",
             "candidates": [f"{address}/{slot}" for slot in range(len(shown))],
-            "previous": order_of(undone[-1].order, slot_of) if undone and undone[-1].order else None,
+            "previous": in_slots(undone.order) if undone and undone.order else None,
         }
         if person == ADMIN or self.adjudicates(person):
             task["opinions"] = []
@@ -277,8 +278,7 @@ class Annotation:
             for number, event in enumerate(answers, 1):
                 # Without names: a decision must not depend on whose order it is.
                 name = event.person if person == ADMIN else f"Person {number}"
-                order = order_of(event.order, slot_of)
-                task["opinions"].append({"name": name, "order": order, "reason": event.reason})
+                task["opinions"].append({"name": name, "order": in_slots(event.order), "reason": event.reason})
         return task
 
     def summary(self) -> dict[str, Any]:
@@ -323,7 +323,7 @@ class Annotation:
     def rank(self, person: str, key: str, slots: Sequence[Any], *, request: str) -> None:
         """Store a ranking by slots of the page, best first; a list within it is a tie."""
         instance = self.instance_of(person, key)
-        tiers = tiers_of(slots)
+        tiers = [slot if isinstance(slot, list) else [slot] for slot in slots]
         count = len(instance.candidates)
         # A missing or repeated slot would become a wrong label.
         if not all(tiers) or sorted(chain(*tiers)) != list(range(count)):

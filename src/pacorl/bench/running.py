@@ -24,7 +24,7 @@ from pacorl.bench.options import BenchmarkOptions
 from pacorl.bench.suite import Benchmark, ImageBenchmark, Line, Row, Table
 from pacorl.config.options import UsageError, packed_form
 from pacorl.core.batches import in_batches
-from pacorl.core.ranking import FEWEST, Interval, difference
+from pacorl.core.ranking import FEWEST, difference
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.scores import UNCALIBRATED
 from pacorl.generate.image_queue import Shard
@@ -92,9 +92,7 @@ class Outcome:
             leaked = f"{len(self.trained_on)} of {self.measured}"
             lines.append(f"Leak: {leaked} items are among the training data, such as {key} ({text}).")
         # Without the number of items, a partial result would pass for one comparable with the published rows.
-        cells = self.table.lines[0].cells if self.measured else ()
-        groups = max((cell.groups or 0 for cell in cells if isinstance(cell, Interval)), default=0)
-        lines.append(f"Items measured: {self.measured}, of {groups} independent groups (such as folders or prompts).")
+        lines.append(f"Items measured: {self.measured}.")
         if self.measured < FEWEST:
             lines.append(f"Fewer than {FEWEST} items are too few for a conclusion.")
         return lines
@@ -264,25 +262,16 @@ def _compared(benchmark: Benchmark[Any], rows: Sequence[Row], against: Path) -> 
 
 def _gather(benchmark: Benchmark[Any], trained_on: Mapping[str, str], *, note: str) -> Outcome:
     """Compute the figures from the rows of all processes; each item counts once."""
-    # Sort the rows. They are read again, because other processes have measured in the meantime.
+    # Read again, because other processes have measured in the meantime.
     name, against = benchmark.options.subject, benchmark.options.against
     keys = list(benchmark.texts())
     row_of = read_results(benchmark.out)
-    good = []
-    clean = []
-    leaked = {}
-    missing = {}
-    for key in keys:
-        row = row_of.get(key, {"error": ""})
-        if "error" not in row:
-            good.append(row)
-            # The shared texts count only where the item was measured.
-            if key in trained_on:
-                leaked[key] = trained_on[key]
-            else:
-                clean.append(row)
-        elif key in row_of:
-            missing[key] = str(row["error"])
+    rows = [row_of[key] for key in keys if key in row_of]
+    good = [row for row in rows if "error" not in row]
+    missing = {row["key"]: str(row["error"]) for row in rows if "error" in row}
+    # The shared texts count only where the item was measured.
+    leaked = {row["key"]: trained_on[row["key"]] for row in good if row["key"] in trained_on}
+    clean = [row for row in good if row["key"] not in leaked]
 
     # The tables. The paper has no figures in columns that are ours alone.
     lines = []

@@ -94,7 +94,7 @@ def prompts(
     *,
     count: int = Option(2000, min=1, max=LARGEST, help="How many records."),
     taxonomy: Path | None = Option(None, help="A YAML of your own: category → kind → [Style, Identity, Logic]."),
-    layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
+    layout: str = Option("2x2", help="Rows and columns of a set's panels."),
     seed: int = SEED,
     model: str = Option("", help=f"{MODEL}; tiny writes prompts of the tiny world."),
 ) -> None:
@@ -109,12 +109,13 @@ def prompts(
     # The tiny world has a vocabulary of its own, and thus a taxonomy.
     path = taxonomy or (written.TINY if writer == "tiny" else written.PAPER)
     options["taxonomy"] = read_text(path)
-    grids = [parse_layout(layout) for layout in split_names(layouts)]
+    grid = parse_layout(layout)
+    options["layout"] = str(grid)
     with progress("writing") as advance:
         counts = written.write_all(
             folder,
-            written.llm_writer(chat) if chat else written.tiny_writer(count=count, seed=seed),
-            written.orders(written.read_taxonomy(path), count=count, grids=grids),
+            written.llm_writer(chat) if chat else written.tiny_writer(count=count, grid=grid, seed=seed),
+            written.orders(written.read_taxonomy(path), count=count, grid=grid),
             options=options,
             seed=seed,
             workers=REQUESTS if chat else 1,

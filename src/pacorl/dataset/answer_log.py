@@ -12,6 +12,7 @@ server was never acknowledged and is cut off.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import chain
@@ -70,8 +71,8 @@ class AnswerLog:
         self.question = ""
         self.answers: dict[tuple[str, str], tuple[Event, str]] = {}
         """(person, instance) → the valid ranking or skip, and the wording of the page; the latest last."""
-        self.undone: dict[str, list[Event]] = {}
-        """Person → answers that were taken back and not given again, the latest last."""
+        self.undone: dict[str, dict[str, Event]] = defaultdict(dict)
+        """Person → instance → answer that was taken back and not given again, the latest last."""
         self.requests: dict[str, Event] = {}
         read_log(self.path, self._read, mends=writes)
 
@@ -97,15 +98,14 @@ class AnswerLog:
             self.question = event.question
         elif event.kind == "undo":
             answer, _ = self.answers.pop(key)
-            self.undone.setdefault(event.person, []).append(answer)
+            self.undone[event.person][event.instance] = answer
         else:
             instance = self.instances[event.instance]
             if event.kind == "rank" and sorted(chain(*event.order)) != list(range(len(instance.candidates))):
                 raise ValueError(f"a ranking of {event.instance} is {event.order}")
             self.answers[key] = (event, self.question or OWN_QUESTION)
             # A repeated answer replaces the one taken back.
-            undone = self.undone.get(event.person, [])
-            self.undone[event.person] = [other for other in undone if other.instance != event.instance]
+            self.undone[event.person].pop(event.instance, None)
         if event.request:
             self.requests[event.request] = event
 
@@ -140,11 +140,8 @@ class AnswerLog:
         return {event.instance for event in skips if self.people[event.person] == role}
 
     def passed(self, event: Event) -> bool:
-        """Whether a ranking of a control question has every order that is known."""
-        rank_of: dict[int, int] = {}
-        for rank, tier in enumerate(event.order):
-            rank_of |= dict.fromkeys(tier, rank)
-        return all(rank_of[better] < rank_of[worse] for better, worse in self.instances[event.instance].must)
+        """Whether a ranking of a control question has the foreign image alone in the last place."""
+        return event.order[-1] == [self.instances[event.instance].foreign]
 
 
 def start_event(

@@ -34,9 +34,6 @@ class PromptRecord(NamedTuple):
 OWN_QUESTION = "Which of these belong to the same set as the reference?"
 """The page's own question."""
 
-Order = Sequence[int | Sequence[int]]
-"""Candidates or slots, best first; a nested sequence is a tie."""
-
 
 @dataclass(frozen=True, slots=True, config=RECORD)
 class Instance:
@@ -53,8 +50,8 @@ class Instance:
     theme: str = ""
     category: str = ""
     criteria: Criteria | None = None
-    must: tuple[tuple[StrictInt, StrictInt], ...] = ()
-    """(better, worse) indices of candidates with a known order; only for control questions."""
+    foreign: StrictInt | None = None
+    """Index of a candidate of another prompt, which must be the last; only for control questions."""
 
     def __post_init__(self) -> None:
         count = len(self.candidates)
@@ -63,7 +60,7 @@ class Instance:
 
     @property
     def is_control(self) -> bool:
-        return bool(self.must)
+        return self.foreign is not None
 
 
 def read_prompts(path: Path) -> list[PromptRecord]:
@@ -101,17 +98,3 @@ def final_answers(answers: Sequence[Ranking]) -> list[Ranking]:
     """Rankings that count: only the decision for an adjudicated instance, otherwise every ranking."""
     decided = {answer.instance for answer in answers if answer.adjudicated}
     return [answer for answer in answers if answer.adjudicated or answer.instance not in decided]
-
-
-def tiers_of(order: Order) -> list[list[int]]:
-    """Turn an order into tiers: [2, [0, 3], 1] has three, the second with a tie."""
-    return [list(entry) if isinstance(entry, Sequence) else [entry] for entry in order]
-
-
-def order_of(tiers: Sequence[Sequence[int]], new: Sequence[int]) -> tuple[int | tuple[int, ...], ...]:
-    """Turn tiers into an order, with `new[index]` in the place of each index."""
-    order: list[int | tuple[int, ...]] = []
-    for tier in tiers:
-        renamed = tuple(new[index] for index in tier)
-        order.append(renamed if len(tier) > 1 else renamed[0])
-    return tuple(order)

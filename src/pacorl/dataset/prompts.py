@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -70,8 +69,8 @@ def read_taxonomy(path: Path = PAPER) -> list[Subject]:
     return subjects
 
 
-def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) -> list[PromptOrder]:
-    """Plan `count` prompts: categories share equally, and subcategories within them; layouts take turns."""
+def orders(subjects: Sequence[Subject], *, count: int, grid: Grid) -> list[PromptOrder]:
+    """Plan `count` prompts: categories share equally, and subcategories within them."""
     # Subjects by category, in the order of the taxonomy.
     categories = list(grouped((subject.category, subject) for subject in subjects).values())
 
@@ -80,8 +79,6 @@ def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) ->
         lap, category = divmod(number, len(categories))
         turn, position = divmod(lap, len(categories[category]))
         subject = categories[category][position]
-        # Shifted by the turn: with as many layouts as categories, each category would keep to one layout.
-        grid = grids[(turn + number) % len(grids)]
         planned.append(PromptOrder(f"{subject.category}/{subject.name}/{turn}", number, subject, grid))
     return planned
 
@@ -130,13 +127,13 @@ def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
     return request
 
 
-def tiny_writer(*, count: int, seed: int = 0) -> Writer:
+def tiny_writer(*, count: int, grid: Grid, seed: int = 0) -> Writer:
     """Writer of the tiny world's prompts, whose every panel the oracle can read."""
-    # Draw all prompts of a layout at once: places take turns over the list.
-    prompts_of = cache(lambda grid: set_prompts("train", count, seed=seed, grid=grid))
+    # Draw all prompts at once: places take turns over the list.
+    prompts = set_prompts("train", count, seed=seed, grid=grid)
 
     def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
-        return record_of(prompts_of(order.grid)[order.number]) | _kind(order, source="Tiny")
+        return record_of(prompts[order.number]) | _kind(order, source="Tiny")
 
     return write
 
@@ -167,8 +164,7 @@ def write_all(
         The number of records, and order → fault of the `failed` records, which the next call tries again.
     """
     # Stop if the step is done.
-    grids = list(dict.fromkeys(str(order.grid) for order in planned))
-    plan = {"count": len(planned), "grids": grids, **options}
+    plan = {"count": len(planned), **options}
     step = DatasetStep(folder, "prompts", options=plan, seed=seed)
     finished = step.counts_if_done()
     if finished is not None:

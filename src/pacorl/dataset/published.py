@@ -1,4 +1,4 @@
-"""Published data sets by name: their source, licence and hashes, and their download.
+"""Published data sets by name: their source and licence, and their download.
 
     data = find_published("t2is")
     print("\n".join(data.describe()))
@@ -9,12 +9,13 @@ A download appears whole or not at all.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pacorl.io.files import check_new, digest, inside, make_folder, write_atomic
+from pacorl.io.files import check_new, make_folder, write_atomic
 
 GITHUB = "https://raw.githubusercontent.com"
 UNSTATED = "not stated by its authors: ask them before you redistribute it"
@@ -30,21 +31,15 @@ class PublishedData:
     """Commit of the repository, which determines every byte."""
     licence: str
     """Licence as the source states it."""
-    size: int
-    """Bytes."""
-    sha256: Mapping[str, str]
-    """File → hexadecimal digits, as far as the source states them: the hub does for large files."""
-    on_github: Mapping[str, str] = field(default_factory=dict)
-    """File → path in a repository of GitHub; empty for a data set of the hub."""
+    on_github: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """File → path in a repository of GitHub, and SHA-256; empty for a data set of the hub."""
 
     def describe(self) -> list[str]:
-        """Describe source, licence, commit, size and hashes, in lines."""
-        lines = [f"source:  {self.source}", f"licence: {self.licence}", f"commit:  {self.revision}"]
-        lines.append(f"size:    {self.size / 1e6:,.1f} MB")
-        return lines + [f"sha256:  {digits}  {name}" for name, digits in self.sha256.items()]
+        """Describe source, licence and commit, in lines."""
+        return [f"source:  {self.source}", f"licence: {self.licence}", f"commit:  {self.revision}"]
 
     def download(self, folder: Path) -> None:
-        """Download into a new folder, which appears when every stated hash has been compared.
+        """Download into a new folder, which appears when all files are complete.
 
         Until then the files are in a hidden sibling folder `.NAME-REVISION.part`, from which a second call resumes.
 
@@ -58,18 +53,14 @@ class PublishedData:
         partial = folder.with_name(f".{folder.name}-{self.revision[:12]}.part")
         make_folder(partial)
         with _connection_errors(self.source):
-            for name, path in self.on_github.items():
-                if not inside(partial, name).is_file():
-                    answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
-                    write_atomic(partial / name, answer.raise_for_status().content)
+            for name, (path, sha256) in self.on_github.items():
+                answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
+                content = answer.raise_for_status().content
+                if hashlib.sha256(content).hexdigest() != sha256:
+                    raise ValueError(f"{self.source}, {name} differs from its SHA-256 {sha256}; download again")
+                write_atomic(partial / name, content)
             if not self.on_github:
                 snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=partial)
-        for name, expected in self.sha256.items():
-            file = inside(partial, name)
-            if digest(file) != expected:
-                # The next call fetches it again, instead of comparing the same damage.
-                file.unlink()
-                raise ValueError(f"{self.source}, {name} differs from its SHA-256 {expected}; download again")
         partial.rename(folder)
 
 
@@ -84,17 +75,20 @@ def _connection_errors(source: str) -> Iterator[None]:
         raise OSError(f"{source} cannot be downloaded: {' '.join(str(error).split())}") from None
 
 
-T2IS = "PaCo-GRPO/dataset/T2IS/half_2by2"
 PINNED = PublishedData(
     source="X-GenGroup/PaCo-RL",
     revision="08caac6f22c174e2c71019d2a4481abf9ad313d2",
     licence=UNSTATED,
-    size=1_644_103,
-    sha256={
-        "train.jsonl": "1a5792f8cd114e6a15cea9070eddaa470b5abeab5c33ba9b054ee908cc601cea",
-        "test.jsonl": "fff9ab7359350fc46424e6853f5122e1ca2529cdc9ff7fe54606ca4f673f10af",
+    on_github={
+        "train.jsonl": (
+            "PaCo-GRPO/dataset/T2IS/half_2by2/train_metadata.jsonl",
+            "1a5792f8cd114e6a15cea9070eddaa470b5abeab5c33ba9b054ee908cc601cea",
+        ),
+        "test.jsonl": (
+            "PaCo-GRPO/dataset/T2IS/half_2by2/test_metadata.jsonl",
+            "fff9ab7359350fc46424e6853f5122e1ca2529cdc9ff7fe54606ca4f673f10af",
+        ),
     },
-    on_github={"train.jsonl": f"{T2IS}/train_metadata.jsonl", "test.jsonl": f"{T2IS}/test_metadata.jsonl"},
 )
 """T2IS records of the paper's runs, 150 and 135, which are on GitHub alone."""
 HUB = {
@@ -126,10 +120,6 @@ def find_published(name: str) -> PublishedData:
     from huggingface_hub import HfApi
 
     with _connection_errors(HUB[name]):
-        info = HfApi().dataset_info(HUB[name], files_metadata=True)
-    # The hub states hashes of large files alone.
-    files = info.siblings or []
-    hashes = {file.rfilename: str(file.lfs.sha256) for file in files if file.lfs}
+        info = HfApi().dataset_info(HUB[name])
     licence = info.card_data.get("license") if info.card_data else None
-    size = sum(file.size or 0 for file in files)
-    return PublishedData(HUB[name], str(info.sha), str(licence or UNSTATED), size, hashes)
+    return PublishedData(HUB[name], str(info.sha), str(licence or UNSTATED))

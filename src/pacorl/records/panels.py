@@ -119,10 +119,6 @@ REQUESTS = (
 )
 COUNTED = re.compile(rf"{OPENING}{COUNT}\s+{GAP}(?P<unit>[a-z][\w-]{{1,30}}?){PLURAL}", re.I)
 """`Three chalkboards …`: any plural, which asks for a set if the text lists as many."""
-LIKE_A_SET = re.compile(
-    r"\b\d\s?[x×]\s?\d\b|\b(?:grid|comic|storyboard|collage|series|sheet|triptych)\b|:[^,;]+[,;]", re.I
-)
-"""What a set's sentence may have without its number of images: a layout, a word for a set, a list."""
 MARK = r"(?:(?<=\s)and\s+)?(?:^|(?<=\s))"
 DIGITS = [str(number) for number in range(1, 100)]
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")

@@ -20,13 +20,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
-from pacorl.io.documents import JsonObject, parse_object, text_lines, write_jsonl
-from pacorl.io.images import listed
+from pacorl.io.documents import JsonObject, blamed_on, parse_object, text_lines, write_jsonl
 from pacorl.records.characters import in_turn
 from pacorl.records.compose import check_panel_count, in_tiny_words, prompt_from
 from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
 from pacorl.records.images import copied_images, images_beside
-from pacorl.records.panels import LIKE_A_SET, numbered_items, read_request
+from pacorl.records.panels import numbered_items, read_request
 from pacorl.tiny.world import Split, set_prompts
 from pacorl.types import TINY, Character, Grid, Prompt, Size, places
 
@@ -102,19 +101,14 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
 
     # One prompt per line.
     prompts: list[Prompt] = []
-    faults = []
     for number, line in text_lines(path, fix=f"give {SOURCES}"):
         origin = f"{path}:{number}"
-        try:
+        with blamed_on(origin):
             if suffix == ".txt":
                 prompt = sentence_prompt(line, model=model, origin=origin)
             else:
                 prompt = record_prompt(parse_object(line), folder=path.parent, model=model)
-            prompts.append(replace(prompt, id=len(prompts), origin=origin))
-        except ValueError as fault:
-            faults.append(f"{origin}: {fault}")
-    if faults:
-        raise ValueError(listed(faults).strip())
+        prompts.append(replace(prompt, id=len(prompts), origin=origin))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return evenly_spread(prompts, limit)
@@ -206,13 +200,9 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
         text = shorten(" | ".join([first.theme or first.text, *panels]), 200, placeholder=" …")
         counts.append(f"{len(others) + 1} {kind}, the first {first.place} {text!r}")
     # A set whose number was not understood would train as one image, if its reward takes single images too.
-    single = kinds.get("as one image", [])
-    alone = [prompt for prompt in single if LIKE_A_SET.search(prompt.text)]
-    if len(kinds) > 1:
-        alone = alone or single
-    if alone:
+    if "as one image" in kinds:
         counts.append(
-            f"if a set is meant ({places(alone)}), begin with its number of pictures in English (four "
+            f"if a set is meant ({places(kinds['as one image'])}), begin with its number of pictures in English (four "
             "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
         )
     return "; ".join(counts)
