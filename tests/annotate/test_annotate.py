@@ -247,6 +247,9 @@ def test_a_restart_is_the_same_and_newcomers_take_what_nobody_answered(annotatio
     again.start(["dan"], [])
     assert again.log.assigned["dan"]
     assert len(again.log.of("ann")) == 2
+    assert {*again.log.people} == {"ann", "dan"}, "ben and cy have no answers and are not named"
+    with pytest.raises(RefusedError):
+        again.person_of(again.token("ben"))
     assert (annotation.folder / LOG).stat().st_mode & 0o077 == 0
 
 

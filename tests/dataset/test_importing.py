@@ -120,7 +120,7 @@ def test_everybodys_file_has_votes_about_the_same_pairs(mine, tmp_path: Path) ->
     (theirs / "ben.csv").write_text("\n".join(["reference,candidates,annotator", *rows]))
     import_rankings(tmp_path, theirs / "ben.csv")
     counts = export(tmp_path, test_share=0.5)
-    assert counts["balance"] == {"votes": 10, "yes": 2, "no": 2, "tied": 2}
+    assert counts["balance"] == {"votes": 10, "yes": 2, "no": 2, "undecided": 2}
     assert [split["groups"] for split in counts["splits"].values()] == [1, 1]
     assert (counts["agreement"], counts["shared_questions"]) == ("0.500", 2)
     # Ann answers the same on the page as well: she keeps one vote.

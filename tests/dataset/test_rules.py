@@ -12,7 +12,7 @@ from pacorl.dataset.rules import (
     best_worst,
     in_either_order,
     label_pairs,
-    mean_rankings,
+    majority_rankings,
     pair_agreement,
     pair_key,
     split_groups,
@@ -37,7 +37,7 @@ def test_majority_over_annotators_and_ties_dropped():
     pairs, balance = label_pairs(answers)
     # a: 2 Yes. d: 2 No. c: 1 Yes, 1 No, so it is dropped. b: no vote.
     assert {shown(pair): pair.consistent for pair in pairs} == {frozenset("ra"): True, frozenset("rd"): False}
-    assert balance == {"votes": 6, "yes": 1, "no": 1, "tied": 1}
+    assert balance == {"votes": 4, "yes": 1, "no": 1, "undecided": 1}
 
 
 def test_the_share_of_pairs_in_the_same_order_by_hand():
@@ -54,9 +54,18 @@ def test_the_share_of_pairs_in_the_same_order_by_hand():
     assert pair_agreement([answer("x", "abdc"), tied]).mean == pytest.approx(4 / 5)
 
 
-def test_a_person_may_rank_backwards_below_three_tenths_of_thirty_pairs():
-    counted = [Concord(8, 30), Concord(9, 30), Concord(0, 29), Concord()]
-    assert [concord.backwards for concord in counted] == [True, False, False, False]
+def test_one_of_three_labels_no_pair_and_the_benchmark_has_the_order_of_two():
+    answers = [answer("x", "abcd"), answer("y", "abcd"), answer("z", "bdca")]
+    assert labels(answers) == {frozenset("ra"): True, frozenset("rd"): False}
+    assert [ranking.candidates for ranking in majority_rankings(answers)] == [tuple("abcd")]
+    # Each of a, b and c wins once in a circle.
+    assert majority_rankings([answer("x", "abc"), answer("y", "bca"), answer("z", "cab")]) == []
+
+
+def test_a_person_is_doubted_whose_order_is_two_deviations_or_less_above_chance_of_thirty_pairs():
+    counted = [Concord(9, 30), Concord(10, 30), Concord(20, 30), Concord(21, 30), Concord(0, 29), Concord()]
+    chance = "ranks like chance"
+    assert [concord.doubt for concord in counted] == ["may rank backwards", chance, chance, "", "", ""]
 
 
 def test_a_wording_of_ones_own_is_the_judges_question():
@@ -90,7 +99,7 @@ def test_order_of_a_pair_does_not_depend_on_who_is_asked_and_is_balanced():
 
 def test_a_tie_counts_half_in_the_mean_ranking():
     def merged(*answers: Ranking) -> list[tuple[str, ...]]:
-        return [ranking.candidates for ranking in mean_rankings(answers)]
+        return [ranking.candidates for ranking in majority_rankings(answers)]
 
     assert best_worst([("a", "b"), ("c",)]) == [("a", True), ("b", True), ("c", False)]
     tied = replace(answer("x", "abcd"), tiers=("a", ("b", "c"), "d"))

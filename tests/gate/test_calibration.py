@@ -50,6 +50,13 @@ def test_thresholds_are_for_one_reference_and_the_plain_question() -> None:
         assert threshold(calibration, 0.5, panels=4, **case) == 0.5
 
 
+def test_a_judge_of_the_calibrated_name_with_other_weights_is_refused() -> None:
+    calibration = Calibration("j", Curve(), identity="sha256 0")
+    calibration.check_judge("server", "other name", "sha256 0")
+    with pytest.raises(UsageError, match="sha256 1"):
+        calibration.check_judge("folder", "j", "sha256 1")
+
+
 @pytest.mark.slow
 def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> None:
     path = tmp_path / "c.json"

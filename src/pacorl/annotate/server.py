@@ -131,7 +131,9 @@ class Annotation:
         controls: bool = True,
         question: str = "",
     ) -> None:
-        """Divide the work among these and earlier people, and write the division if it is another than the last one.
+        """Divide the work among these people, and write the division if it is another than the last one.
+
+        Earlier people stay if they have answers, or if nobody is named.
 
         Args:
             people: Number of people for each question; everyone, if there are fewer.
@@ -147,7 +149,9 @@ class Annotation:
                 f"--question {question!r}: state what the images must have in common, such as 'The same character in "
                 "the same clothes': the judge will be asked whether they meet it"
             )
-        role_of = dict(log.people)
+        named = {*annotators, *adjudicators}
+        answered = {person for person, _ in log.answers}
+        role_of = {name: role for name, role in log.people.items() if not named or name in named | answered}
         given: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
         for role, names in given.items():
             for name in names:
@@ -299,7 +303,7 @@ class Annotation:
                     "controls": len(controls),
                     "passed": sum(map(log.passed, controls)),
                     **concord._asdict(),
-                    "backwards": concord.backwards,
+                    "doubt": concord.doubt,
                     **self.progress(name),
                 }
             )

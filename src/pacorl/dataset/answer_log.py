@@ -91,8 +91,8 @@ class AnswerLog:
     def _apply(self, event: Event) -> None:
         key = (event.person, event.instance)
         if event.kind == "start":
-            # Assignments are replaced; people and instances only join.
-            self.people |= event.people
+            # People and assignments are replaced; instances only join.
+            self.people = event.people
             self.instances |= {instance.id: instance for instance in typed(event.instances, list[Instance])}
             self.assigned = event.assigned
             self.question = event.question

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from pacorl.core.batches import grouped
 from pacorl.dataset.answer_log import collect_answers
 from pacorl.dataset.folder import read_answers
 from pacorl.dataset.manifest import DatasetStep
@@ -21,7 +22,7 @@ from pacorl.dataset.rules import (
     Split,
     agreement_by_person,
     label_pairs,
-    mean_rankings,
+    majority_rankings,
     pair_agreement,
     pair_key,
     question_of,
@@ -145,10 +146,14 @@ def export(
     by_split: dict[Split, list[Comparison]] = {}
     for split in sorted(set(split_of.values())):
         by_split[split] = [pair for pair in pairs if split_of[pair.group] == split]
-    ranked = benchmark([answer for answer in answers if split_of.get(answer.group) == "test"])
+    held_out = [answer for answer in answers if split_of.get(answer.group) == "test"]
+    ranked = benchmark(held_out)
 
     # Count.
+    left_out = len({answer.instance for answer in held_out}) - len(ranked)
     counts: JsonObject = {"balance": balance, "splits": {}, "benchmark_rankings": len(ranked)}
+    if left_out:
+        counts["benchmark_left_out_tied"] = left_out
     for split, members in by_split.items():
         counts["splits"][split] = {
             "groups": len({pair.group for pair in members}),
@@ -191,18 +196,18 @@ def export(
 
 
 def people_counts(answers: Sequence[Ranking]) -> JsonObject:
-    """Describe how well people agree, and who may rank backwards; nothing if no two people ranked a question."""
+    """Describe how well people agree, and whose rankings are doubtful; nothing if no two people ranked a question."""
     counts: JsonObject = {}
     if agreement := pair_agreement(answers):
         counts = {"agreement": agreement.text(), "shared_questions": agreement.groups}
-    backwards = [person for person, concord in agreement_by_person(answers).items() if concord.backwards]
-    if backwards:
-        counts["may_rank_backwards"] = ", ".join(backwards)
+    doubtful = [(concord.doubt, person) for person, concord in agreement_by_person(answers).items() if concord.doubt]
+    for doubt, people in grouped(doubtful).items():
+        counts[doubt.replace(" ", "_")] = ", ".join(people)
     return counts
 
 
 def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:
-    """Turn rankings into ConsistencyRank's items, one of each instance."""
+    """Turn rankings into ConsistencyRank's items, one of each instance that has an order without ties."""
     return [
         Ranked(
             # A folder has one prompt and one set of criteria.
@@ -215,7 +220,7 @@ def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:
             prompt=ranking.theme,
             criteria=ranking.criteria,
         )
-        for ranking in mean_rankings(answers)
+        for ranking in majority_rankings(answers)
     ]
 
 

@@ -6,10 +6,11 @@ with the reference, the worst is not.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import chain, combinations, permutations
 from pathlib import Path
 from random import Random
 from typing import Literal, NamedTuple
@@ -27,8 +28,6 @@ from pacorl.types import Comparison
 Split = Literal["train", "test"]
 AGREEMENT_DRAWS = 500
 """Resamples for the interval of people's agreement, which the administrator's page computes after each ranking."""
-BACKWARDS = 0.3
-"""Share of alike pairs below which a person may rank backwards: of 30 pairs chance gives so few in 1 of 100 people."""
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
@@ -94,9 +93,17 @@ class Concord(NamedTuple):
     compared: int = 0
 
     @property
-    def backwards(self) -> bool:
-        """Whether the person may put the worst candidate first."""
-        return self.compared >= FEWEST and self.alike < BACKWARDS * self.compared
+    def doubt(self) -> str:
+        """A doubt about the person: an order like chance, or a reversed one; empty without, or of few pairs."""
+        if self.compared < FEWEST:
+            return ""
+        # Two standard deviations of the count that chance gives.
+        wide = math.sqrt(self.compared)
+        if self.alike < self.compared / 2 - wide:
+            return "may rank backwards"
+        if self.alike < self.compared / 2 + wide:
+            return "ranks like chance"
+        return ""
 
 
 def agreement_by_person(answers: Iterable[Ranking]) -> dict[str, Concord]:
@@ -133,32 +140,36 @@ def question_of(answer: Ranking) -> str:
 
 
 def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str, int]]:
-    """Count every vote of every ranking for its question about an unordered pair; the majority is the label.
+    """Pool the votes of all rankings for a question about an unordered pair; the majority is the label.
 
-    An adjudicator's decision replaces the rankings of its instance. It also outvotes the instance that has the same
-    pair from the other side.
+    A question's votes for a candidate count if at least half of its people gave the same one: of three people, two who
+    put it in the middle outweigh one who put it first. An adjudicator's decision replaces the rankings of its instance.
+    It also outvotes the instance that has the same pair from the other side.
 
     Returns:
-        The pairs, whose images are named as in the rankings, and counts of votes and labels. A `tied` pair has as many
-        votes for Yes as for No and is dropped.
+        The pairs, whose images are named as in the rankings, and counts of votes and labels. `undecided` pairs have
+        votes and no majority.
     """
     # Collect the votes. Decisions come first, so that later rankings of the same pair are skipped.
     voted: dict[str, Comparison] = {}
-    votes: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # No, Yes
+    votes: dict[str, list[int]] = {}  # No, Yes
     adjudicated: set[str] = set()
-    for answer in sorted(final_answers(answers), key=lambda answer: not answer.adjudicated):
-        question = question_of(answer)
-        for candidate, consistent in best_worst(answer.tiers):
-            first, second = in_either_order(answer.reference, candidate)
-            images = (Path(first), Path(second))
-            pair = Comparison(images, question, consistent, category=answer.category, group=answer.group)
-            key = pair_key(pair)
-            if answer.adjudicated:
-                adjudicated.add(key)
-            elif key in adjudicated:
+    by_instance = grouped((answer.instance, answer) for answer in final_answers(answers))
+    for rankings in sorted(by_instance.values(), key=lambda rankings: not rankings[0].adjudicated):
+        of_instance: dict[str, list[int]] = {}
+        for answer in rankings:
+            for pair in voted_pairs(answer):
+                key = pair_key(pair)
+                voted.setdefault(key, pair)
+                of_instance.setdefault(key, [0, 0])[pair.consistent] += 1
+        for key, no_yes in of_instance.items():
+            pooled = votes.setdefault(key, [0, 0])
+            if key in adjudicated or 2 * max(no_yes) < len(rankings):
                 continue
-            voted.setdefault(key, pair)
-            votes[key][pair.consistent] += 1
+            pooled[False] += no_yes[False]
+            pooled[True] += no_yes[True]
+        if rankings[0].adjudicated:
+            adjudicated |= of_instance.keys()
 
     # The majority decides. Sorted, so that the pairs do not depend on the order in which people answered.
     pairs = []
@@ -170,7 +181,16 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
     yes_count = sum(pair.consistent for pair in pairs)
     no_count = len(pairs) - yes_count
     counts = {"votes": sum(map(sum, votes.values())), "yes": yes_count, "no": no_count}
-    return pairs, counts | {"tied": len(voted) - len(pairs)}
+    return pairs, counts | {"undecided": len(voted) - len(pairs)}
+
+
+def voted_pairs(answer: Ranking) -> Iterator[Comparison]:
+    """Label the pairs of the reference with a ranking's best and worst candidates."""
+    question = question_of(answer)
+    for candidate, consistent in best_worst(answer.tiers):
+        first, second = in_either_order(answer.reference, candidate)
+        images = (Path(first), Path(second))
+        yield Comparison(images, question, consistent, category=answer.category, group=answer.group)
 
 
 def pair_key(pair: Comparison) -> str:
@@ -191,18 +211,25 @@ def in_either_order(first: str, second: str) -> tuple[str, str]:
     return high, low
 
 
-def mean_rankings(answers: Sequence[Ranking]) -> list[Ranking]:
-    """Merge the rankings of each instance into one, by decision or mean rank; one with tied candidates is left out."""
+def majority_rankings(answers: Sequence[Ranking]) -> list[Ranking]:
+    """Merge the rankings of each instance into one, by decision or majority.
+
+    A candidate wins against another that more people rank below it than above; the number of wins less losses is the
+    order. An instance in which two candidates have the same number is left out.
+    """
     by_instance = grouped((answer.instance, answer) for answer in final_answers(answers))
     merged = []
     for _, rankings in sorted(by_instance.items()):
-        # The sum of ranks orders as their mean does.
-        rank_sum: dict[str, float] = defaultdict(float)
-        for ranking in rankings:
-            for name, rank in mean_ranks(ranking.tiers).items():
-                rank_sum[name] += rank
-        if len(set(rank_sum.values())) == len(rank_sum):
-            best_first = sorted(rank_sum, key=rank_sum.__getitem__)
+        ranks_of = [mean_ranks(ranking.tiers) for ranking in rankings]
+        wins = dict.fromkeys(rankings[0].candidates, 0)
+        for first, second in permutations(wins, 2):
+            better = sum(ranks[first] < ranks[second] for ranks in ranks_of)
+            worse = sum(ranks[first] > ranks[second] for ranks in ranks_of)
+            if better > worse:
+                wins[first] += 1
+                wins[second] -= 1
+        if len(set(wins.values())) == len(wins):
+            best_first = sorted(wins, key=wins.__getitem__, reverse=True)
             merged.append(replace(rankings[0], tiers=tuple((name,) for name in best_first)))
     return merged
 

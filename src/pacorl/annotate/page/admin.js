@@ -24,7 +24,7 @@ function show({ question, people, agreement, disputed, questions, command }) {
   $("command").textContent = command;
   fill($("people"), people.map((one) => [one.name, one.role, `${one.ranked + one.skipped} of ${one.total}`, one.skipped,
     one.controls ? `${one.passed} of ${one.controls}` : "–",
-    one.compared ? `${one.alike} of ${one.compared} pairs, ${percent(one.alike / one.compared)}${one.backwards ? "; may rank backwards" : ""}` : "–"]));
+    one.compared ? `${one.alike} of ${one.compared} pairs, ${percent(one.alike / one.compared)}${one.doubt && `; ${one.doubt}`}` : "–"]));
   if (JSON.stringify(questions) !== listed) list(questions);
   listed = JSON.stringify(questions);
 }
