@@ -106,7 +106,8 @@ def test_it_stops_at_its_best_and_everything_takes_that_lora(
 
 
 def test_without_held_out_pictures_the_last_lora_counts(run: Path, tmp_path: Path) -> None:
-    config = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, "steps=1", "held_out=0")
+    hero = make_hero(tmp_path / "zorp", pictures=4)
+    config = hero_config(hero, tmp_path / "run", *SMALL, "steps=1")
     result = CharacterTrainer(config).train()
     assert result.adapter == tmp_path / "run" / "adapter"
     assert result.adapter.is_dir()

@@ -92,7 +92,7 @@ def test_each_picture_is_drawn_once_a_turn_and_steps_take_rows_one_after_the_oth
 ) -> None:
     drawn: list[str] = []
 
-    def losses_at(examples: Any, times: Any, seeds: Any) -> torch.Tensor:
+    def losses_at(examples: Any, levels: Any, seeds: Any) -> torch.Tensor:
         drawn.extend(prompt.text for prompt, _ in examples)
         weights = (weight.sum() for weight in trainer.lora.transformer.parameters() if weight.requires_grad)
         return sum(weights) * torch.zeros(len(examples))

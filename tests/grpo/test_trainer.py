@@ -16,9 +16,7 @@ from toy_world import toy_config, toy_world
 from pacorl import PolicyTrainer
 from pacorl.config.base import ConfigError
 from pacorl.grpo import scoring
-from pacorl.grpo.builders import save_written_prompts
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.records.prompts import load_prompts
 from pacorl.report.page import write_report
 from pacorl.types import Prompt
 
@@ -68,17 +66,6 @@ def test_a_function_is_all_that_a_run_needs_and_listeners_follow_its_log(tmp_pat
     assert result.before == result.history[0]
     assert "2 of 2 training prompts are measured on" in write_report(result.folder).read_text()
     assert (result.adapter / "adapter_model.safetensors").is_file()
-
-
-def test_sentences_become_prompts_beside_the_run_once_to_be_edited(tmp_path: Path) -> None:
-    config = run(tmp_path, "red")
-    (tmp_path / "prompts.txt").write_text("Two images of a fox: it runs, it sleeps\na fox\n")
-    written = config.out / "prompts" / "prompts.jsonl"
-    PolicyTrainer(config, rewards={"red": red}).close()
-    assert [prompt.panels for prompt in load_prompts(written)] == [("a fox, it runs", "a fox, it sleeps"), ()]
-    written.write_text('{"prompt": "a hare"}\n')
-    save_written_prompts(config)
-    assert [prompt.text for prompt in load_prompts(written)] == ["a hare"]
 
 
 def test_a_constant_reward_is_named_once_and_is_an_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -44,7 +44,7 @@ def test_a_character_s_recipe_fits_the_card_that_it_names(name: str, tmp_path: P
 
 @pytest.mark.slow
 def test_a_character_s_plan_is_what_its_run_takes(tmp_path: Path) -> None:
-    config = hero_config(make_hero(tmp_path / "zorp"), tmp_path / "run", *SMALL, "held_out=0")
+    config = hero_config(make_hero(tmp_path / "zorp", pictures=4), tmp_path / "run", *SMALL)
     plan = plan_character(config)
     trainer = CharacterTrainer(config)
     with MemoryLedger() as run:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from pacorl.config.base import Memory, Positive, Rank, Section, Seed, Share, TrackerName
+from pacorl.config.base import Memory, Positive, Rank, Section, Seed, TrackerName
 from pacorl.core.sampler import Steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.models.policies import POLICIES
@@ -86,8 +86,6 @@ class CharacterConfig(LoraConfig):
     """Height and width of the training images; an image of another shape loses its edges."""
     trigger: str = ""
     """Trigger word of captions; by default the folder's name."""
-    held_out: Share = 0.15
-    """Share of the images that is held out to measure overfitting, at least one image of 5 or more; 0 for none."""
 
     model: Annotated[PolicyOptions, POLICIES] = Field(default_factory=POLICIES.default_options)
     adapter: CharacterAdapterConfig = CharacterAdapterConfig()

@@ -42,8 +42,8 @@ from pacorl.types import Prompt, Size
 
 LEVELS = 1000
 """Noise levels of the training schedule, as in diffusers' scripts."""
-HELD_OUT_TIMES = tuple((level + 0.5) / 8 for level in range(8))
-"""Positions in the training schedule at which held-out images are measured, each with a noise of its own."""
+HELD_OUT_LEVELS = range(62, LEVELS, 125)
+"""Eight of them, at which held-out images are measured, each with a noise of its own."""
 HELD_OUT_LOSS = "held_out_loss"
 PATIENCE = 3
 """Evaluations without a lower held-out loss after which training ends."""
@@ -194,29 +194,29 @@ class CharacterTrainer:
         total = 0.0
         for rows in in_batches(range(first, first + options.batch), self.micro_batch):
             examples = []
-            times = []
+            levels = []
             noises = []
             for row in rows:
                 # All images once per turn, in an order of its own.
                 turn, position = divmod(row, count)
                 order = random.Random(seed_of(seed, "image", "order", turn)).sample(range(count), count)
                 examples.append(self.train_examples[order[position]])
-                times.append(random.Random(seed_of(seed, "image", "time", row)).random())
+                levels.append(int(LEVELS * random.Random(seed_of(seed, "image", "time", row)).random()))
                 noises.append(seed_of(seed, "image", "noise", row))
-            loss = self.losses_at(examples, times, noises).sum() / options.batch
+            loss = self.losses_at(examples, levels, noises).sum() / options.batch
             loss.backward()
             total += float(loss.detach())
         if math.isfinite(self.lora.take_step()):
             self.losses.append(total)
 
-    def losses_at(self, examples: Sequence[Example], times: Sequence[float], seeds: Sequence[int]) -> Tensor:
+    def losses_at(self, examples: Sequence[Example], levels: Sequence[int], seeds: Sequence[int]) -> Tensor:
         """Compute (B,) ‖v(x_σ) − (ε − x0)‖² at x_σ = (1−σ)·x0 + σ·ε, as a mean over dimensions.
 
         Args:
-            times: positions in 0..1 of the training schedule, from noise to image.
+            levels: indices in the training schedule, from noise to image.
         """
         device = self.runtime.device
-        sigma_B = to_device(torch.stack([self.sigmas[int(time * LEVELS)] for time in times]), device)
+        sigma_B = to_device(self.sigmas[list(levels)], device)
         clean_BNC = to_device(torch.cat([latents for _, latents in examples]), device)
         noise_BNC = self.policy.noise(seeds, self.size)
         sigma_B11 = sigma_B[:, None, None]
@@ -257,16 +257,16 @@ class CharacterTrainer:
     @torch.no_grad()
     def measure_held_out(self) -> float:
         """Average the loss of the averaged adapter over the held-out images, at fixed noise levels and noises."""
-        # Fixed times and noises: the loss differs between steps by the weights alone.
+        # Fixed levels and noises: the loss differs between steps by the weights alone.
         rows = []
-        for (number, example), (level, time) in product(enumerate(self.held_out), enumerate(HELD_OUT_TIMES)):
-            rows.append((example, time, seed_of(self.config.seed, "held out", number, level)))
+        for number, example in enumerate(self.held_out):
+            for draw, level in enumerate(HELD_OUT_LEVELS):
+                rows.append((example, level, seed_of(self.config.seed, "held out", number, draw)))
 
         total = 0.0
         with self.lora.average.swapped_in():
             for batch in in_batches(rows, self.micro_batch):
-                examples, times, seeds = zip(*batch, strict=True)
-                total += float(self.losses_at(examples, times, seeds).sum())
+                total += float(self.losses_at(*zip(*batch, strict=True)).sum())
                 self.runtime.check_stop()
         return total / len(rows)
 

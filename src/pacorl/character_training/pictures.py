@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from PIL import Image, ImageOps
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.core.batches import grouped
 from pacorl.io.documents import dump_json
 from pacorl.io.files import digest, text_digest
 from pacorl.io.images import open_image
@@ -26,7 +24,9 @@ logger = logging.getLogger(__name__)
 LEAST, MOST = 3, 200
 """Fewest and most images to train on; all are in memory as latents."""
 HELD_OUT_FROM = 5
-"""Fewest images of which one is held out."""
+"""Fewest images of which some are held out."""
+HELD_OUT = slice(3, None, 7)
+"""Held-out images: one in seven, in equal distances, so that a series of one scene is not held out whole."""
 PLACEHOLDER = re.compile(r"\[(trigger|name)\]|\{trigger\}|<trigger>", re.IGNORECASE)
 """The trigger word in captions of other tools."""
 SUBJECT = "{character}"
@@ -93,14 +93,7 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
             caption = f"{subject}, {caption}"
         pictures.append(Picture(path, caption))
 
-    # The last scenes in equal distances, so that a series of one scene is not held out whole. Copies of a file stay on
-    # one side.
-    scenes = list(grouped((digest(picture.path), picture) for picture in pictures).values())
-    held_out: list[Picture] = []
-    if len(scenes) >= HELD_OUT_FROM and config.held_out:
-        count = min(max(1, round(config.held_out * len(scenes))), len(scenes) - LEAST)
-        stride = len(scenes) // count
-        held_out = list(chain.from_iterable(scenes[stride - 1 :: stride][:count]))
+    held_out = pictures[HELD_OUT] if len(pictures) >= HELD_OUT_FROM else []
     train = [picture for picture in pictures if picture not in held_out]
     return PictureSet(subject, tuple(train), tuple(held_out))
 

@@ -12,7 +12,7 @@ across the sets of one prompt separates learning from collapse.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from itertools import chain, combinations
+from itertools import combinations
 from math import ceil, comb
 from random import Random
 from statistics import fmean, median
@@ -109,16 +109,13 @@ def kappa(within: float, across: float) -> float:
 
 def equal_shares(sets: Sequence[Sequence[Hashable]]) -> tuple[float, float]:
     """Compute the share of equal pairs within sets, and that of equal pairs of different sets; 0 without a pair."""
-    everything = list(chain.from_iterable(sets))
-    equal = _equal_pairs(everything)
-    equal_within = sum(map(_equal_pairs, sets))
-    pairs_within = sum(comb(len(values), 2) for values in sets)
-    pairs_across = comb(len(everything), 2) - pairs_within
-    return equal_within / max(1, pairs_within), (equal - equal_within) / max(1, pairs_across)
-
-
-def _equal_pairs(values: Sequence[Hashable]) -> int:
-    return sum(comb(values.count(value), 2) for value in set(values))
+    numbered = [(number, value) for number, values in enumerate(sets) for value in values]
+    within: list[bool] = []
+    across: list[bool] = []
+    for (first, one), (second, other) in combinations(numbered, 2):
+        pairs = within if first == second else across
+        pairs.append(one == other)
+    return sum(within) / max(1, len(within)), sum(across) / max(1, len(across))
 
 
 def pairs_within(sets: int, panels: int) -> list[Pair]:

@@ -144,8 +144,6 @@ class Generator:
         if sources:
             loras = load_lora(policy.transformer, sources)
             policy.transformer.to(device)
-        if policy.options.warning:
-            logger.warning(policy.options.warning)
 
         # A recipe says so where the base was chosen over an adapter that it would be made with.
         adapter_text = adapter_names(strengths) or (NO_ADAPTER if spec.adapters_of(model, {}) else "")

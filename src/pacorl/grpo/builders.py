@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
@@ -20,14 +18,12 @@ from pacorl.judge.judge import Judge
 from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.records.leaks import check_leaks
-from pacorl.records.prompts import load_prompts, save_prompts
+from pacorl.records.prompts import load_prompts
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, reward_spec
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.rewards.spec import UserReward
 from pacorl.runtime.compiled import compile_blocks, compile_decoder
 from pacorl.types import Prompt, Size
-
-logger = logging.getLogger(__name__)
 
 
 def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:
@@ -122,15 +118,6 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
         deliberate=config.prompts.evaluation == config.prompts.train,
     )
     return train, evaluation, leaks
-
-
-def save_written_prompts(config: PolicyConfig) -> None:
-    """Write the sets of a run's plain text files into its folder, to be edited; once, so that edits stay."""
-    for source in sorted({config.prompts.train, config.prompts.evaluation}):
-        written = config.out / "prompts" / f"{Path(source).stem}.jsonl"
-        if source.lower().endswith(".txt") and not written.exists():
-            save_prompts(load_prompts(source, model=config.model.checkpoint), written)
-            logger.info("%s: %s has its prompts as the run reads them; edit it, and name it instead", source, written)
 
 
 def build_adapted_policy(config: LoraConfig, *, sizes: Sequence[Size], device: torch.device) -> PipelinePolicy:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pacorl.grpo.trainer import PolicyTrainer
     from pacorl.runtime.logbook import Logbook
 
-FLOOR = 0.02
-"""Mean P(Yes) below which images are too poor for the judge to tell them apart."""
 Job = tuple[Prompt, int]
 """A prompt, and the index of the image among its images."""
 
@@ -103,12 +101,6 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
     checks, warning = check_scores(columns, prompts, when=f"evaluation after epoch {trainer.epoch}")
     trainer.warn_once(str([name for name in checks if name.startswith(ALARM)]), warning)
     metrics |= checks
-    if metrics.get("p_yes", 1.0) < FLOOR:
-        trainer.warn_once(
-            "floor",
-            f"the mean P(Yes) is {metrics['p_yes']:.3f}, too low to show differences: take a larger "
-            "evaluation.size or more evaluation.steps, at which the model draws whole sets",
-        )
     if trainer.extra_metrics:
         metrics |= trainer.extra_metrics(prompts, [sample.image for sample in samples])
     metrics |= trainer.progress.lap()

@@ -7,7 +7,7 @@ as many as keep a judge on this GPU busy. So an in-process judge returns the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -264,25 +264,33 @@ def check_scores(
     Raises:
         SharedFault: if more than `MAX_MISSING` of the scores are missing; the same on all ranks.
     """
-    # 1. Numbers that are not finite count as missing.
+    # 1. Missing scores, and numbers that are not finite, which count as missing.
     metrics: dict[str, float] = {}
     warnings = []
+    absences = []
     for name, column in columns.items():
-        faulty = [p for value, p in zip(column, prompts, strict=True) if value is not None and not math.isfinite(value)]
+        scored = [*zip(column, prompts, strict=True)]
+        faulty = [prompt for value, prompt in scored if value is not None and not math.isfinite(value)]
         if faulty:
             metrics[f"{ALARM}{NOT_FINITE}{name}"] = float(len(faulty))
             warnings.append(
                 f"reward {name!r} returned NaN or an infinity for {len(faulty)} of the images, first for "
                 f"{named(faulty[:1])}; these scores count as missing"
             )
+        absent = [prompt for value, prompt in scored if value is None]
+        if absent:
+            absences.append(
+                f"reward {name!r} gave no score to {len(absent)} images, first for {named(absent[:1])}; leave out "
+                "prompts that it cannot score"
+            )
 
     if stats is not None:
-        # 2. With too many non-finite or missing scores the run cannot go on.
+        # 2. With too many of them the run cannot go on.
         metrics["samples/not_finite"] = sum(metrics.values()) / (len(columns) * len(prompts))
         missing = stats["samples/missing"]
         if missing > MAX_MISSING:
-            causes = "; ".join([*reasons, *warnings, *_absences(columns, prompts)])
             lost = f"{missing:.0%} of the scores of {when} are missing, more than {MAX_MISSING:.0%}"
+            causes = "; ".join([*reasons, *warnings, *absences])
             raise SharedFault(ValueError(f"{lost}; the state is saved. {causes}"))
 
         # 3. Rewards that tell no group's images apart.
@@ -291,14 +299,3 @@ def check_scores(
             constants = " and ".join(map(repr, columns))
             warnings.append(f"nothing to learn from: reward {constants} gave all images of each prompt one score")
     return metrics, f"{when}: {'; '.join(warnings)}" if warnings else ""
-
-
-def _absences(columns: Mapping[str, Sequence[float | None]], prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Name the rewards that gave no score, each with the first prompt."""
-    for name, column in columns.items():
-        unscored = [prompt for value, prompt in zip(column, prompts, strict=True) if value is None]
-        if unscored:
-            yield (
-                f"reward {name!r} gave no score to {len(unscored)} images, first for {named(unscored[:1])}; leave out "
-                "prompts that it cannot score"
-            )

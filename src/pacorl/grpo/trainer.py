@@ -137,7 +137,7 @@ class PolicyTrainer:
         allow_tf32(allowed=config.model.dtype == "bfloat16")
         prompts = [*self.train_prompts, *self.evaluation_prompts]
         foreign = config.generator.foreign_prompt(config.model.checkpoint, prompts)
-        for warning in (self._leaks, foreign, config.model.warning):
+        for warning in (self._leaks, foreign):
             self.warn_once(warning, warning)
 
         # 2. The folder and its checkpoint, then models and records. Any of it may need the other ranks.
@@ -261,10 +261,8 @@ class PolicyTrainer:
         self.checkpoints = checkpoint.CheckpointWriter(self.lora, config, progress=self.progress)
         """Writer of checkpoints, on a thread."""
         self._open.callback(self.checkpoints.close)
-        if is_main:
-            builders.save_written_prompts(config)
-            if self._leaks:
-                write_atomic(config.out / LEAKS, f"{self._leaks}\n")
+        if is_main and self._leaks:
+            write_atomic(config.out / LEAKS, f"{self._leaks}\n")
 
     # --- training ----------------------------------------------------------------------------------------------
 

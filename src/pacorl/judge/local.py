@@ -174,7 +174,7 @@ class LocalJudge:
             raise RuntimeError(f"no reasons: {reason}")
         with self._turn:
             (prompt,) = self.prompting.chat_prompts([question])
-            answer = self.generate(prompt, max_new_tokens=MOST_WORDS, do_sample=False).sequences[0]
+            answer = self.generate(prompt, max_tokens=MOST_WORDS)
         return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
 
     def models(self) -> list[nn.Module]:
@@ -190,13 +190,12 @@ class LocalJudge:
         return list(log_softmax(logits))
 
     @torch.inference_mode()
-    def generate(self, prompt: ChatPrompt, **options: Any) -> Any:
-        """Call transformers' `generate`; `sequences` of its output hold only the new tokens."""
+    def generate(self, prompt: ChatPrompt, *, max_tokens: int) -> list[int]:
+        """Return the tokens of a greedy answer."""
         (encoded,) = self.prompting.encode([prompt])
         inputs = self.prompting.inputs(encoded)
-        output = self.model.generate(**inputs, **options, return_dict_in_generate=True)
-        output.sequences = output.sequences[:, inputs["input_ids"].shape[1] :]
-        return output
+        (tokens,) = self.model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False).tolist()
+        return tokens[len(encoded.ids) :]  # type: ignore[no-any-return]
 
     def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         # An unusable question costs its own verdict alone.

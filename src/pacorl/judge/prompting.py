@@ -102,14 +102,9 @@ class Prompting:
         return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
 
     def _pixels(self, images: Sequence[DistinctImage]) -> dict[str, Tensor]:
-        """Preprocess each distinct image once, in one call: the call's checks cost as much as a small image."""
-        distinct = list(dict.fromkeys(images))
-        ready = self._processor.image_processor(images=[item.image for item in distinct], return_tensors="pt")
-        grid_of = dict(zip(distinct, ready["image_grid_thw"], strict=True))
-        patches = ready["pixel_values"].split([int(grid.prod()) for grid in grid_of.values()])
-        patches_of = dict(zip(distinct, patches, strict=True))
-        pixels = torch.cat([patches_of[item] for item in images]).to(self._model.dtype)
-        return {"pixel_values": pixels, "image_grid_thw": torch.stack([grid_of[item] for item in images])}
+        """Preprocess images in one call, whose checks cost as much as a small image."""
+        ready = self._processor.image_processor(images=[distinct.image for distinct in images], return_tensors="pt")
+        return {"pixel_values": ready["pixel_values"].to(self._model.dtype), "image_grid_thw": ready["image_grid_thw"]}
 
     # --- inputs that share -------------------------------------------------------------------------------------
 

@@ -26,8 +26,6 @@ DRAWS = 1000
 ACCURACY = "decision_accuracy"
 CHANCE = 0.5
 """AUC of answers that do not depend on the pair."""
-LEARNT, MEMORISED = 0.9, 0.2
-"""Accuracy on training pairs, and its distance from that on held-out pairs, above which a judge has memorised them."""
 
 
 class HeldOut:
@@ -63,11 +61,8 @@ class HeldOut:
             write_json(self.folder / f"{AFTER if step else BEFORE}.json", answers)
         return decision_metrics(np.array(straight), self.label_N, swapped_N=np.array(swapped))
 
-    def summary(self, *, trained: float = 0.0) -> JsonObject:
+    def summary(self) -> JsonObject:
         """Summarise the answers before and after training.
-
-        Args:
-            trained: accuracy on the last training pairs.
 
         Returns:
             Counts and digest of the pairs, `before`, `after` and their paired `difference` by metric with intervals,
@@ -91,11 +86,6 @@ class HeldOut:
         at_chance = auc is not None and (auc.mean if auc.low is None else auc.low) <= CHANCE
         if auc and at_chance:
             verdict.append(f"AUC {auc.text()} may be chance, which has 0.5; train on more pairs, or on clearer ones.")
-        if after and trained > LEARNT and trained - after[ACCURACY].mean > MEMORISED:
-            verdict.append(
-                f"Accuracy is {trained:.3f} on the last training pairs, which the judge has memorised; take fewer "
-                "epochs, or more pairs."
-            )
         return {
             "at_chance": at_chance,
             "held_out_pairs": pairs - self.trained_on,

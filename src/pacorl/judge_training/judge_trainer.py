@@ -141,7 +141,7 @@ class JudgeTrainer:
             self._save(trainer, data.collator.processor)
             if processes().is_main_process:
                 summary = {"steps": trainer.state.global_step, "seed": self.config.seed}
-                measured = held_out.summary(trained=keeper.accuracy) if evaluates else {"verdict": [NOTHING_HELD_OUT]}
+                measured = held_out.summary() if evaluates else {"verdict": [NOTHING_HELD_OUT]}
                 write_json(self.config.out / "summary.json", summary | measured)
         finally:
             logbook.close()
@@ -233,8 +233,6 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         self.stopped = False
         self.bad_steps = 0
         self.failure = ""
-        self.accuracy = 0.0
-        """On the training pairs of the last line of the log."""
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -298,9 +296,7 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         # The epoch from the step, since the Trainer's own epoch is rounded.
         share = state.global_step / state.max_steps * state.num_train_epochs
         self.logbook.write(kind, epoch=math.floor(share + 1e-9), step=state.global_step, values=values)
-        accuracy = values.get(ACCURACY, 0.0)
-        if kind == "train":
-            self.accuracy = accuracy
         # A terminal has the Trainer's bar.
         if args.disable_tqdm:
+            accuracy = values.get(ACCURACY, 0.0)
             self.progress.say(f"{kind}, step {state.global_step} of {state.max_steps}, accuracy {accuracy:.3f}")

@@ -257,8 +257,7 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
             return completion(request, served, [int(row_V.argmax())], row_V)
         if request.logprobs:
             raise RefusedError("log-probabilities are those of one token; set max_tokens to 1")
-        output = await served.submit(judge.generate, prompt, max_new_tokens=request.max_tokens, do_sample=False)
-        return completion(request, served, output.sequences[0].tolist())
+        return completion(request, served, await served.submit(judge.generate, prompt, max_tokens=request.max_tokens))
 
     @app.post("/v1/consistency")
     async def consistency(request: ConsistencyRequest) -> dict[str, Any]:

@@ -62,11 +62,6 @@ class PolicyOptions(ModelSection):
             return self.model_copy(update={self.cfg_scale: 1.0})
         return self
 
-    @property
-    def warning(self) -> str:
-        """Advice about these options before sampling; empty for most."""
-        return ""
-
 
 class Guidance(PolicyOptions):
     """Options of kinds whose `guidance_scale` is that of classifier-free guidance."""

@@ -40,21 +40,7 @@ LORA_TARGETS = (
 exist here, and so trains only attention. To continue from its adapter, set `adapter.targets` to the first eight."""
 
 
-class QwenOptions(TrueGuidance):
-    """Options of all Qwen-Image generators, which have no distilled guidance."""
-
-    @property
-    def warning(self) -> str:
-        """Advice to enable guidance, which this kind lacks without a negative prompt."""
-        if self.negative_text is not None:
-            return ""
-        return (
-            f"{self.checkpoint} is sampled without guidance, because true_cfg_scale is {self.true_cfg_scale:g} and no "
-            "negative prompt is read; its pipeline's default is 4, at twice the forwards: set true_cfg_scale to 4"
-        )
-
-
-class QwenImageOptions(QwenOptions):
+class QwenImageOptions(TrueGuidance):
     """The generator Qwen-Image, which makes sets."""
 
     kind: Literal["qwen_image"] = "qwen_image"
@@ -64,7 +50,7 @@ class QwenImageOptions(QwenOptions):
     """Text tokens per prompt, the end of the chat template included."""
 
 
-class QwenEditOptions(QwenOptions):
+class QwenEditOptions(TrueGuidance):
     """The generator Qwen-Image-Edit, which edits one image. It reads a text of any length."""
 
     kind: Literal["qwen_edit"] = "qwen_edit"
