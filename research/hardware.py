@@ -1,7 +1,6 @@
 """The table of docs/running.md: `python -m research.hardware`.
 
-Each row is `pacorl train-policy RECIPE --dry-run` with gradient checkpointing: peaks on meta tensors with published
-shapes, equal on every machine.
+Each row is `pacorl train-policy RECIPE --dry-run`: peaks on meta tensors with published shapes, equal on every machine.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.plan.plan import Plan, plan_training, with_checkpointing
+from pacorl.plan.plan import Plan, plan_training
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (
@@ -36,8 +35,8 @@ def run_of(name: str) -> PolicyConfig:
 
 
 def planned(run: PolicyConfig) -> Plan:
-    """Plan one process, with gradient checkpointing where `auto` may turn it off: a smaller card needs it."""
-    return plan_training(with_checkpointing(run.model_copy(update={"processes": 1}), on=True), ask=False)
+    """Plan one process."""
+    return plan_training(run.model_copy(update={"processes": 1}), ask=False)
 
 
 def row(name: str, plan: Plan) -> str:

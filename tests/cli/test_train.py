@@ -9,28 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from pacorl import cli
-from pacorl.grpo.policy_config import PolicyConfig
 
 RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
-
-
-@pytest.mark.parametrize(("card_bytes", "on"), [(2**20, True), (2**40, False), (None, False)])
-def test_auto_checkpoints_activations_if_the_plan_does_not_fit_the_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card_bytes: int | None, on: bool
-) -> None:
-    trained: list[PolicyConfig] = []
-
-    def train(config: PolicyConfig, **options: object) -> None:
-        trained.append(config)
-        raise ValueError("trained")
-
-    monkeypatch.setattr("pacorl.plan.plan.device", lambda: ("a card", card_bytes))
-    monkeypatch.setattr("pacorl.grpo.trainer.PolicyTrainer", train)
-    recipe = RECIPE.parents[1] / "tiny.yaml"
-    overrides = [f"out={tmp_path}", "model.gradient_checkpointing=auto"]
-    CliRunner().invoke(cli.app, ["train-policy", str(recipe), *overrides])
-    assert [config.model.gradient_checkpointing for config in trained] == [on]
 
 
 def test_the_end_of_standard_input_is_a_signal_to_stop() -> None:

@@ -38,7 +38,7 @@ def train(settings: Sequence[str], errors: Path, lost: tuple[int, signal.Signals
     from pacorl.grpo import trainer as trainer_module
     from pacorl.grpo.policy_config import PolicyConfig
 
-    processes.longest_wait = lambda phase: LIMIT
+    processes.LONGEST_WAIT = LIMIT
     trainer_module.OUTAGE_SECONDS = 0.0
     toy_world.install()
     toy_world.ToyTransformer._no_split_modules = ("Linear",)  # type: ignore[attr-defined]  # FSDP2's blocks

@@ -8,20 +8,6 @@ from pathlib import Path
 import torch
 
 
-def wait(out: Path) -> None:
-    """Writes the seconds that a process of such a patience waits for another, before and after phases."""
-    from pacorl.runtime.processes import Runtime
-
-    runtime = Runtime(patience=1234.5)
-    backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    limits = [backend.options._timeout.total_seconds()]
-    for phase in (10.0, 1000.0, 20.0):
-        runtime.limit_waits(phase)
-        limits.append(backend.options._timeout.total_seconds())
-    if runtime.is_main:
-        torch.save(limits, out)
-
-
 class Worded(Exception):
     """A fault that pickle cannot make again."""
 

@@ -11,7 +11,7 @@ import torch
 from toy_world import toy_config, toy_world
 
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.runtime.processes import Runtime, longest_wait, lost_ranks
+from pacorl.runtime.processes import Runtime, lost_ranks
 
 
 def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,10 +25,6 @@ def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             # Sharded weights need all ranks in every forward.
             patch.setattr(machine, "sharded", True)
             assert machine.shard("abc") == (share if rank == 0 else [(1, "b"), (-1, "a")])
-
-
-def test_a_rank_waits_for_longer_than_a_phase_and_for_minutes() -> None:
-    assert all(longest_wait(phase) >= max(300.0, 2 * phase) for phase in (0.0, 1.0, 3600.0))
 
 
 def test_rows_of_all_ranks_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

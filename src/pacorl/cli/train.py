@@ -75,10 +75,6 @@ def train_policy(
     use_cores()
 
     # Train.
-    if run.model.gradient_checkpointing == "auto":
-        from pacorl.plan.plan import decided
-
-        run = decided(run)
     _echo_start(run.adapter.start)
     trainer = PolicyTrainer(run, resume=resume, listeners=[keep_page])
     folder = trainer.train().folder

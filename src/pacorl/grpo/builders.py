@@ -169,7 +169,7 @@ def compile_models(config: LoraConfig, policy: PipelinePolicy) -> None:
     """
     if config.model.compile == "none":
         return
-    recompute = bool(config.model.gradient_checkpointing) and config.memory == "normal"
+    recompute = config.model.gradient_checkpointing and config.memory == "normal"
     if recompute:
         policy.transformer.disable_gradient_checkpointing()  # type: ignore[operator]
     compile_blocks(policy.transformer, packed=config.memory != "normal", recompute=recompute)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pacorl.core.devices import check_card_used
-from pacorl.core.metric_names import ALARM, SECONDS
+from pacorl.core.metric_names import ALARM
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.conditioning import ConditioningCache
@@ -359,7 +359,6 @@ class PolicyTrainer:
         self, kind: Kind, metrics: Mapping[str, float], statistics: Sequence[PanelStatistics]
     ) -> dict[str, float]:
         """Write a line of the log with the monitor's signs, hand it to the listeners, and return its metrics."""
-        self.runtime.limit_waits(max(metrics[name] for name in metrics if name.startswith(SECONDS)))
         metrics = {**metrics, **signs_of(statistics)}
         alarms = self.monitor.update(kind, metrics)
         if self.config.monitor != "off":

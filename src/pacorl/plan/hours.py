@@ -9,12 +9,13 @@ from pacorl.config.base import Memory
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
-from pacorl.runtime.cores import available_cores
 
 PRODUCTS_SHARE = 0.5
 """Share of a card's peak that products are assumed to reach."""
 MEASURED = {"normal": (1.06, 1.10), "low": (1.10, 1.76), "lowest": (1.10, 1.59)}
 """`memory` → a run's time over the computed time, at best and as measured."""
+SCORING_SHARE = 0.15
+"""Largest share that a judge's FLOPs add to those of a recipe's generator, with a question for each pair of panels."""
 
 
 class Card(NamedTuple):
@@ -90,22 +91,20 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     return Forwards(division.prompts * config.group_size, node_batch, sampled, trained, other_policies)
 
 
-CPU = "CPU"
-CPU_FLOPS = (10e9, 50e9)
-"""FLOP/s of a core in runs of the tiny world, which took from 8 to 58 GFLOP/s."""
-
-
-def hours_of(flops: float, *, memory: Memory = "normal", processes: int = 1) -> dict[str, tuple[float, float]]:
-    """Compute the hours of a run with a card for each process: card → at best, and as measured.
+def hours_of(
+    flops: float, *, memory: Memory = "normal", processes: int = 1, scores: bool = False
+) -> dict[str, tuple[float, float]]:
+    """Compute the hours of a run with a card for each process: card → at best, and at most.
 
     Args:
-        flops: of the run on all processes. Judges in other processes cost the run's cards nothing, and checkpoints are
-            written meanwhile.
+        flops: of the generator on all processes, evaluations included. Checkpoints are written meanwhile.
+        scores: whether a model of the run's own processes scores the images.
     """
     low, high = MEASURED[memory]
+    if scores:
+        high *= 1 + SCORING_SHARE
     hours = {}
     for card in CARDS:
         computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * processes) / 3600
         hours[card.name] = (low * computed, high * computed)
-    of_cores = flops / available_cores() / 3600
-    return hours | {CPU: (of_cores / CPU_FLOPS[1], of_cores / CPU_FLOPS[0])}
+    return hours

@@ -9,9 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
@@ -33,14 +31,10 @@ from pacorl.records.prompts import kinds_of, load_prompts, save_prompts
 from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
-CARD = re.compile(r"(?:([1-9]\d*)[x×])?([1-9]\d*)")
 MOST_PROMPTS = 12
-"""Prompts of an epoch at most on one card, and half of it for each of several: they divide into two updates of whole
-batches."""
+"""Prompts of an epoch at most: they divide into two updates of whole batches."""
 MOST_HELD_OUT = 16
 """Prompts of an evaluation at most: it is a fixed cost."""
-FEW_HELD_OUT = 6
-"""Prompts of an evaluation for which up to a quarter of a small file is held out; of a large one it is an eighth."""
 EVALUATION_IMAGES = 16
 """Images of an evaluation at least: of few prompts each is generated from several noises."""
 SEEN = 20
@@ -48,27 +42,33 @@ SEEN = 20
 LEAST_EPOCHS = 30
 MOST_EPOCHS = 100
 JUDGE = "X-GenGroup/PaCo-Reward-7B"
-SERVED_JUDGE = "http://127.0.0.1:8000/v1#PaCo-Reward-7B"
 LARGE = 15 * 10**9
 """Parameters from which a generator samples one image per forward."""
-FORMS = {
-    "normal": "bf16",
-    "low": "int8; generator and what scores take turns on the card",
-    "lowest": "int8 in main memory, sent layer by layer",
-}
-"""`memory` → how it holds the models on a card; the fastest first."""
-COLUMN = 42
-"""Column of the comments."""
+
+
+class Form(NamedTuple):
+    """A way to fit a card."""
+
+    memory: str
+    gradient_checkpointing: bool
+    text: str
+    """How it holds the models."""
+
+
+FORMS = (
+    Form("normal", False, "bf16"),
+    Form("normal", True, "bf16"),
+    Form("low", True, "int8; generator and what scores take turns on the card"),
+    Form("lowest", True, "int8 in main memory, sent layer by layer"),
+)
+"""The fastest first."""
 TEMPLATE = """\
-# {{ job.checkpoint }} on {{ job.cards }} × {{ job.gigabytes }} GB, else with the paper's values; `pacorl config KEY` \
+# {{ job.checkpoint }} on a card of {{ job.gigabytes }} GB, else with the paper's values; `pacorl config KEY` \
 explains one.
 out: {{ quoted("runs/" ~ job.path.stem) }}  # log, page, checkpoints and the LoRA
 epochs: {{ epochs }}  # each prompt is seen {{ "%.0f"|format(epochs * prompts / job.train|length) }} times
 prompts_per_epoch: {{ prompts }}  # with 16 samples each {{ 16 * prompts }} images
-memory: {{ memory }}  # {{ form }}
-{% if job.cards > 1 %}
-processes: {{ job.trainers }}  # cards that train{{ ", and one more for the judge" if job.is_served }}
-{% endif %}
+memory: {{ form.memory }}  # {{ form.text }}
 model:
   kind: {{ job.spec.kind }}
 {% if job.checkpoint != job.spec.published %}
@@ -77,9 +77,11 @@ model:
 {% if job.spec.kind == "kontext" %}
   guidance_scale: 2.5  # as its pipeline's example
 {% endif %}
-  gradient_checkpointing: auto  # off if the run fits the card without: time, not the result
+{% if not form.gradient_checkpointing %}
+  gradient_checkpointing: false  # the run fits the card without: time, not the result
+{% endif %}
 {# Compiled steps are sampled as they are trained, for which the smallest cards have no room. #}
-{% if memory != "lowest" %}
+{% if form.memory != "lowest" %}
   compile: blocks  # takes 0.7 of the time
 {% endif %}
 prompts:
@@ -88,12 +90,12 @@ prompts:
 sampling:
   size: {{ "[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # evaluations have 1024" }}
   batch: {{ batch }}  # images a forward, at most
-{% if memory != "normal" %}
+{% if form.memory != "normal" %}
   tree: {seeds: 2}  # samples of a group share their first steps
   suffix: {solver: ab2, steps: 4}  # second order after the noise: fewer forwards
 {% endif %}
 evaluation:
-  every: {{ 10 if memory == "normal" else 20 }}  # epochs, since an evaluation is a fixed cost
+  every: {{ 10 if form.memory == "normal" else 20 }}  # epochs, since an evaluation is a fixed cost
   samples_per_prompt: {{ job.samples_per_prompt }}  # images of each held-out prompt, \
 {{ job.samples_per_prompt * job.held_out|length }} in all
 {# Without it a judge's reward that is added by hand asks the default judge. #}
@@ -124,18 +126,10 @@ rewards: [{{ rewards|join(", ") }}]
 
 NEXT = """\
 wrote {{ job.path }} and {{ job.folder }}
-{% if job.is_served %}
-serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {{ judge }} --backend vllm
-{% endif %}
-{% if job.cards == 1 %}
 train: pacorl train-policy {{ job.path }} --resume auto
-{% else %}
-train: CUDA_VISIBLE_DEVICES={{ range(job.is_served, job.cards)|join(",") }} torchrun --standalone --nproc_per_node \
-{{ job.trainers }} -m pacorl.cli train-policy {{ job.path }} --resume auto
-{% endif %}
 measure: pacorl report runs/{{ job.path.stem }}    # held-out prompts before and after, with intervals
 """
-"""The commands that follow: on several cards the first one serves the judge."""
+"""The commands that follow."""
 
 
 class Job(NamedTuple):
@@ -147,12 +141,13 @@ class Job(NamedTuple):
     checkpoint: str
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
+    read_as: str
+    """How the prompts were read, with their places in the user's own file."""
     rewards: Sequence[dict[str, Any]]
     asks_judge: bool
     """Whether a reward is a judge's."""
-    cards: int
     gigabytes: int
-    """Of a card."""
+    """Of the card."""
 
     @property
     def folder(self) -> Path:
@@ -164,16 +159,6 @@ class Job(NamedTuple):
         """Number of images per held-out prompt."""
         return math.ceil(EVALUATION_IMAGES / len(self.held_out))
 
-    @property
-    def is_served(self) -> bool:
-        """Whether the first card serves the judge and the remaining cards train."""
-        return self.asks_judge and self.cards > 1
-
-    @property
-    def trainers(self) -> int:
-        """Number of cards that train."""
-        return self.cards - self.is_served
-
 
 def write_config(job: Job) -> tuple[Plan, str]:
     """Write a config, and its prompts into a folder next to it, in the fastest form whose plan fits the card.
@@ -182,34 +167,37 @@ def write_config(job: Job) -> tuple[Plan, str]:
         The plan, and the commands that follow.
 
     Raises:
-        ValueError: The model fits no card of this size, and nothing is written.
+        ValueError: The model does not fit a card of this size, and nothing is written.
     """
     check_new(job.folder, fix="name another file for the config")
-    is_tiny = job.checkpoint == TINY
-    with ExitStack() as written:
-        written.callback(rmtree, job.folder, ignore_errors=True)
-        written.callback(job.path.unlink, missing_ok=True)
+    try:
         save_prompts(job.train, job.folder / "train.jsonl")
         save_prompts(job.held_out, job.folder / "test.jsonl")
-        for memory in FORMS:
-            write_atomic(job.path, _text(job, memory))
-            plan = plan_training(load(PolicyConfig, job.path), ask=False, card=0 if is_tiny else job.gigabytes)
-            needed = plan.peak_bytes + CARD_MARGIN
-            if is_tiny or needed <= job.gigabytes * 2**30:
-                break
-        else:
-            raise ValueError(
-                f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(needed)}; take a smaller --model, such as "
-                "klein, or a larger card"
-            )
-        written.pop_all()
-    # The places of the user's own file, and not of the copy.
-    read = kinds_of(sorted([*job.train, *job.held_out], key=lambda prompt: prompt.id))
-    plan = dataclasses.replace(plan, facts={**plan.facts, "read_as": read})
-    return plan, jinja2.Template(NEXT, trim_blocks=True).render(job=job, judge=JUDGE)
+        plan = _write_fitting(job)
+    except BaseException:
+        rmtree(job.folder, ignore_errors=True)
+        job.path.unlink(missing_ok=True)
+        raise
+    plan = dataclasses.replace(plan, facts={**plan.facts, "read_as": job.read_as})
+    return plan, jinja2.Template(NEXT, trim_blocks=True).render(job=job)
 
 
-def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:
+def _write_fitting(job: Job) -> Plan:
+    """Write the config in one form after the other until its plan fits, and return the plan."""
+    is_tiny = job.checkpoint == TINY
+    for form in FORMS:
+        write_atomic(job.path, _text(job, form))
+        plan = plan_training(load(PolicyConfig, job.path), ask=False, card=0 if is_tiny else job.gigabytes)
+        needed = plan.peak_bytes + CARD_MARGIN
+        if is_tiny or needed <= job.gigabytes * 2**30:
+            return plan
+    raise ValueError(
+        f"--card {job.gigabytes}: {job.checkpoint} needs {size_text(needed)}; take a smaller --model, such as klein, "
+        "or a larger card"
+    )
+
+
+def read_job(path: Path, *, model: str, prompts: str, card: int, reward: str, references: str) -> Job:
     """Read prompts and references, and hold prompts out for the evaluation.
 
     Same arguments as `pacorl init`; an empty reward selects the judge's.
@@ -217,9 +205,6 @@ def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, re
     Raises:
         ValueError: Something does not fit together; the message names it and the fix.
     """
-    size = CARD.fullmatch(card)
-    if not size:
-        raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
     if model == TINY or "/" in model or Path(model).is_dir():
         spec, checkpoint = POLICIES[kind_of(model)], model
     else:
@@ -244,11 +229,9 @@ def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, re
         check_images(spec.policy, prompt, f"model.kind {spec.kind}")
     for function in rewards_of(configs).values():
         function.check(records)
-    few = min(FEW_HELD_OUT, math.ceil(len(records) / 4))
-    train, held_out = split_prompts(records, test=min(MOST_HELD_OUT, max(few, math.ceil(len(records) / 8))))
+    train, held_out = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 4)))
     asking = any(map(asks_judge, configs))
-    cards = 1 if model == TINY else int(size[1] or 1)
-    return Job(path, spec, checkpoint, train, held_out, rewards, asking, cards, int(size[2]))
+    return Job(path, spec, checkpoint, train, held_out, kinds_of(records), rewards, asking, card)
 
 
 def _judged(prompt: Prompt) -> list[dict[str, Any]]:
@@ -260,26 +243,20 @@ def _judged(prompt: Prompt) -> list[dict[str, Any]]:
     return [{"name": "consistency", "weight": 0.2}, *reference, clip]
 
 
-def _text(job: Job, memory: str) -> str:
+def _text(job: Job, form: Form) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     count = len(job.train)
-    most = MOST_PROMPTS // 2 if job.trainers > 1 else MOST_PROMPTS
-    prompts = job.trainers * min(most, math.ceil(count / job.trainers))
-    batch, batch_of_large = (4, 1) if memory == "normal" else (8, 4)
+    prompts = min(MOST_PROMPTS, count)
+    batch, batch_of_large = (4, 1) if form.memory == "normal" else (8, 4)
     template = TINY_TEMPLATE if job.checkpoint == TINY else TEMPLATE
-    text = jinja2.Template(template, trim_blocks=True, keep_trailing_newline=True).render(
+    text: str = jinja2.Template(template, trim_blocks=True, keep_trailing_newline=True).render(
         job=job,
         epochs=min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts))),
         prompts=prompts,
-        memory=memory,
-        form=FORMS[memory],
+        form=form,
         quoted=repr,
         batch=batch_of_large if job.spec.parameters >= LARGE else batch,
-        judge=SERVED_JUDGE if job.is_served else JUDGE,
+        judge=JUDGE,
         rewards=[json.dumps(reward, ensure_ascii=False) for reward in job.rewards],
     )
-    lines = []
-    for line in text.splitlines(keepends=True):
-        setting, mark, why = line.partition("  # ")
-        lines.append(f"{setting:<{COLUMN}} # {why}" if mark else line)
-    return "".join(lines)
+    return text

@@ -65,10 +65,6 @@ class Scorer(NamedTuple):
     files: int
     streamed: int = 0
     """Weights in main memory."""
-    per_token: float = 0
-    """FLOPs of a token in a judge's language model."""
-    per_visual_token: float = 0
-    """FLOPs of an image's token in its vision tower."""
 
 
 class Batch(NamedTuple):

@@ -7,7 +7,6 @@ are computed from passes on meta tensors. No weights are loaded, and of the netw
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +25,8 @@ from pacorl.judge import settings_of
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.plan import sources
-from pacorl.plan.hours import CARDS, CPU, forwards_of, hours_of
-from pacorl.plan.judges import clip_scorer, judge_scorer, judging_flops
+from pacorl.plan.hours import CARDS, forwards_of, hours_of
+from pacorl.plan.judges import clip_scorer, judge_scorer
 from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
 from pacorl.records.prompts import kinds_of
@@ -41,20 +40,12 @@ NOT_READY = 2
 CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
-"""Bytes that `auto` and `pacorl init` leave free on a card."""
-LESS_MEMORY = {
-    "normal": "memory: low or lowest, or a smaller batch, size or model",
-    "low": "memory: lowest, or a smaller batch, size or model",
-    "lowest": "a smaller batch, size or model",
-}
-"""A run's `memory` → ways to need less of a card."""
+"""Bytes that `pacorl init` leaves free on a card."""
 LEAKS = "leaks"
 """Fact: training prompts that are also evaluated."""
-FEW_IMAGES = 8
-"""Images of an evaluation below which it shows hardly any change."""
 NO_CARD = "no card here"
-CPU_HOURS = 24
-"""A run of more hours on a CPU is meant for a card."""
+LEAST_HOURS = 0.1
+"""Hours below which a run's time is not its products', and none is shown."""
 
 
 def device() -> tuple[str, int | None]:
@@ -85,10 +76,8 @@ class Plan:
     absences: Sequence[MissingFile] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts of data and steps, and findings about the data such as leaks."""
-    less_memory: str = ""
-    """Ways to need less of a card."""
     hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Card → hours of a training on one for each process: at best, and as measured."""
+    """Card → hours of a training on one for each process: at best, and at most."""
     processes: int = 1
     device: str = NO_CARD
     device_bytes: int | None = None
@@ -105,7 +94,7 @@ class Plan:
     def shortage(self) -> str:
         """What the run does not fit, with the fix; empty if it fits."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
-            return f"does not fit {self.device}: try {self.less_memory}"
+            return f"does not fit {self.device}: try memory: low or lowest, or a smaller batch, size or model"
         if self.main_bytes and self.memory.held > self.main_bytes:
             way = "start fewer processes" if self.processes > 1 else "take memory: normal, or a smaller model"
             return f"does not fit {size_text(self.main_bytes)} of main memory: {way}"
@@ -168,20 +157,13 @@ card: {{ card }}, and about 1 GiB for CUDA
 
 
 def _hours(plan: Plan) -> Iterator[str]:
-    """List a training's hours on the card that is here, else on those of the size that is named or holds the run."""
-    if not plan.hours:
-        return
-    tasks = "evaluations and scoring" if "score" in plan.memory.phases else "evaluations"
-    low, high = plan.hours[CPU]
-    if not plan.device_bytes and low < CPU_HOURS:
-        yield f"minutes on the CPU here, with {tasks}: about {figure(60 * low)} to {figure(60 * high)}"
-        return
+    """List a training's hours on the card that is here, else on the listed ones of the named size, or that hold it."""
     least = max(plan.device_bytes or 0, plan.peak_bytes + CARD_MARGIN)
-    holding = [card for card in CARDS if least <= card.gigabytes * 2**30]
-    of_size = [card for card in holding if card.gigabytes == holding[0].gigabytes]
-    for card in [card for card in CARDS if card.name == plan.device] or of_size:
-        low, high = plan.hours[card.name]
-        yield f"hours on {plan.processes} × {card.name}, with {tasks}: {figure(low)} to {figure(high)}"
+    here = [card for card in CARDS if card.name == plan.device]
+    for card in here or [card for card in CARDS if card.gigabytes * 2**30 >= least]:
+        low, high = plan.hours.get(card.name, (0.0, 0.0))
+        if high >= LEAST_HOURS:
+            yield f"hours on {plan.processes} × {card.name}: {figure(low)} to {figure(high)}"
 
 
 def figure(value: float, digits: int = 2) -> str:
@@ -206,9 +188,7 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     Weights are neither loaded nor required. Users' files are executed.
 
     Args:
-        config: the run. The published architecture replaces absent weights. `gradient_checkpointing: auto` is off if
-            the run then fits the card, since recomputing activations costs time; without a card it is on, the form of
-            the smallest one.
+        config: the run. The published architecture replaces absent weights.
         rewards: names of the functions that `PolicyTrainer` is to get. Their memory is not in the plan.
         ask: whether judges over HTTP and rewards of users' files are asked, and listed as absent if they do not answer.
         card: gigabytes of the card that the run is for; 0 for this machine's.
@@ -230,19 +210,15 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     evaluations = 2 + ((config.epochs - 1) // evaluation.every if evaluation.every else 0)
     images_shown = evaluations * evaluation.samples_per_prompt * (data.shown or config.prompts.evaluation_limit)
 
-    # Checkpoints, and what scores the images: an evaluation's questions are as many per pixel.
+    # Checkpoints, and what scores the images.
     configs, missing = sources.generator_of(config.model)
     absences += missing
     scorers = [clip_scorer(encoder, config, prompts[0]) for encoder in data.encoders]
-    judging = 0.0
     for key, settings in (("judge.checkpoint", config.judge), ("evaluation.judge", config.held_out_judge)):
         judge_configs, missing = sources.judge(key, settings, ask=ask)
         absences += missing
         if settings and judge_configs:
             scorers.append(judge_scorer(settings, judge_configs))
-            if settings is config.judge:
-                area = math.prod(evaluation.size) / math.prod(sampling.size)
-                judging = judging_flops(config, scorers[-1], judge_configs, prompts[0]) * (images + images_shown * area)
 
     sampled = forwards.sampling + forwards.other_policies
     is_path = OBJECTIVES[config.objective.name].needs == "path"
@@ -263,29 +239,15 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
         ],
         images=max(len(prompt.sources) + len(prompt.references) for prompt in prompts),
         prompts=data.prompts,
+        training=training,
         scorers=scorers,
         encoded=len(data.prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit,
         world=config.processes,
     )
 
-    # With gradient checkpointing only if the run does not fit the card without.
-    here = machine(card)
-    size = here["device_bytes"]
-    for on in (False, True) if size and config.model.gradient_checkpointing == "auto" else (True,):
-        chosen = with_checkpointing(config, on=on)
-        memory = measure(dataclasses.replace(job, training=training._replace(config=chosen)))
-        if max(memory.phases.values()) + CARD_MARGIN <= (size or 0):
-            break
-
-    return Plan(
-        memory,
-        absences,
-        data.facts | {"gradient_checkpointing": "on" if chosen.model.gradient_checkpointing else "off"},
-        LESS_MEMORY[config.memory],
-        hours_of(memory.flops + judging, memory=config.memory, processes=config.processes),
-        config.processes,
-        **here,
-    )
+    memory = measure(job)
+    hours = hours_of(memory.flops, memory=config.memory, processes=config.processes, scores=bool(scorers))
+    return Plan(memory, absences, data.facts, hours, config.processes, **machine(card))
 
 
 class Data(NamedTuple):
@@ -316,10 +278,8 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
     }
     if train:
         facts["read_as"] = kinds_of(train)
-        facts["times_seen"] = round(config.epochs * samples / config.group_size / len(train), 1)
     if rounded := divide(config, world=config.processes).differences(config):
         facts["rounded"] = rounded
-    facts |= _few_images(len(shown), config.evaluation.samples_per_prompt)
     if leaks:
         facts[LEAKS] = leaks
 
@@ -342,31 +302,6 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
                 except RewardError as fault:
                     absences.append(MissingFile("rewards", name, str(fault)))
     return Data(prompts, len(shown), encoders, [*absences, *sources.absences_of(config, encoders)], facts)
-
-
-def _few_images(prompts: int, each: int) -> dict[str, str]:
-    """Warn of an evaluation with few images; empty if it has enough, or if its prompts are absent."""
-    if not 0 < prompts * each < FEW_IMAGES:
-        return {}
-    text = (
-        f"an evaluation has {prompts * each}, of {prompts} prompts, which shows large changes alone; hold out more "
-        "prompts, or raise evaluation.samples_per_prompt"
-    )
-    return {"few_images": text}
-
-
-def decided(config: PolicyConfig) -> PolicyConfig:
-    """Decide `model.gradient_checkpointing: auto` as the plan does; without a card it is off."""
-    on = device()[1] is not None and plan_training(config, ask=False).facts["gradient_checkpointing"] == "on"
-    return with_checkpointing(config, on=on)
-
-
-def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
-    """Set `model.gradient_checkpointing` if it is `auto`."""
-    if config.model.gradient_checkpointing != "auto":
-        return config
-    model = config.model.model_copy(update={"gradient_checkpointing": on})
-    return config.model_copy(update={"model": model})
 
 
 # --- generating ------------------------------------------------------------------------------------------------
@@ -393,4 +328,4 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         scorers=[judge_scorer(settings, judge_configs)] if settings and judge_configs else [],
     )
     absences = [*missing, *missing_judge]
-    return Plan(measure(job), absences, less_memory=LESS_MEMORY[options.memory], **machine())
+    return Plan(measure(job), absences, **machine())

@@ -26,7 +26,6 @@ from pacorl.models.policies.spec import SINGLE_FILE, check_single_file
 from pacorl.plan.generators import model_on_meta
 from pacorl.rewards import asks_judge, build_rewards
 from pacorl.rewards.clip import ClipEncoder
-from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
 from pacorl.types import TINY, Grid, Prompt
 
@@ -160,13 +159,11 @@ def rewards_of(rewards: Sequence[MeasureConfig]) -> Mapping[str, Reward]:
     )
 
 
-def prompts_or_example(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> Sequence[Prompt]:
-    """Return a run's prompts, or if they are absent one as its rewards need it: an edit, or a set of 2 × 2."""
-    spec = config.generator
-    about_edits = any(reward.name == EditConsistency.name for reward in config.rewards)
-    if not prompts and spec.edits and (not spec.sets or about_edits):
-        return [Prompt(0, "", sources=(Path(),))]
-    return prompts or [Prompt(0, "", grid=Grid(2, 2))]
+def prompts_or_example(config: PolicyConfig, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Return a run's prompts, or if they are absent one that its generator takes: a set of 2 × 2, or an edit."""
+    if prompts:
+        return prompts
+    return [Prompt(0, "", grid=Grid(2, 2)) if config.generator.sets else Prompt(0, "", sources=(Path(),))]
 
 
 # --- absences --------------------------------------------------------------------------------------------------
@@ -175,9 +172,7 @@ def prompts_or_example(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> 
 def absent_prompts(config: PolicyConfig) -> Iterator[MissingFile]:
     """List the absent prompts of a run; the tiny world's are built in."""
     data = config.prompts
-    remedy = "`pacorl data t2is`; or name a JSONL or text file of your own"
-    if prompts_or_example(config)[0].sources:
-        remedy = "`pacorl data gedit`, then the split that the recipe names; or a JSONL of your own edits"
+    remedy = "`pacorl data t2is` for sets, `pacorl data gedit` for edits; or name a file of your own"
     files = [("train", data.train), ("evaluation", data.evaluation)]
     for key, source in [*files, *(("benchmarks", name) for name in data.benchmarks)]:
         if not source.startswith("tiny:") and not Path(source).exists():

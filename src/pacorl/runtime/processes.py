@@ -9,7 +9,6 @@ import gc
 import math
 import os
 import pickle
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -20,13 +19,14 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object
 from torch import nn
 from torch.distributed import DistError
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
-from pacorl.core.devices import queue_mark, to_device
+from pacorl.core.devices import to_device
 from pacorl.models.adapters import full_tensor, materialize
 from pacorl.runtime.stopping import Interrupted, StopSignals
 
+LONGEST_WAIT = 3600.0
+"""Seconds that a rank waits for another one, besides the wait for its scores: loading and compiling differ."""
 MAX_BAD_STEPS = 10
 """Optimizer steps in a row with gradients that are not finite after which a run stops."""
 
@@ -54,11 +54,9 @@ class Runtime:
         Args:
             patience: Seconds that a rank may wait for its scores, for which the other ranks wait.
         """
-        self.patience = patience
-        self._longest_phase = 0.0
         # 1. Process group. Without an accelerator, accelerate needs `cpu` to connect a launcher's processes.
         on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
-        group = InitProcessGroupKwargs(timeout=timedelta(seconds=longest_wait(0.0) + patience))
+        group = InitProcessGroupKwargs(timeout=timedelta(seconds=LONGEST_WAIT + patience))
         # No autocast: the weights have model.dtype, and sampling and training must round alike.
         self.accelerator = Accelerator(cpu=on_cpus, kwargs_handlers=[group], mixed_precision="no")
         self.device = torch.device(self.accelerator.device)
@@ -74,8 +72,6 @@ class Runtime:
         """Whether a forward needs every process, since each holds a share of the weights."""
         self.signals = StopSignals()
         """Signals to this rank; a context manager of the main thread."""
-        self._flags: deque[tuple[torch.Tensor, Any]] = deque()
-        """Sums of the ranks' flags on their way to the host."""
 
         # 3. Modes that cannot train adapters.
         kind = self.accelerator.distributed_type
@@ -113,13 +109,6 @@ class Runtime:
     def gather(self, value: Any) -> list[Any]:
         """Gather each rank's value on every rank."""
         return list(gather_object([value]))
-
-    def limit_waits(self, phase: float) -> None:
-        """Limit the waits for other ranks by the longest phase so far; `phase` is the seconds of one that ended."""
-        if self.world > 1 and phase > self._longest_phase:
-            self._longest_phase = phase
-            # torch has no public name for it.
-            _set_pg_timeout(timedelta(seconds=longest_wait(phase) + self.patience))
 
     def on_main(self, act: Callable[[], Outcome]) -> Outcome:
         """Call `act` on the main process, and return or raise its outcome on every rank."""
@@ -183,22 +172,13 @@ class Runtime:
             raise Interrupted("told to stop")
 
     def check_stop(self) -> None:
-        """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch.
-
-        On GPUs it is raised after the next batch, so that the host does not wait for this one.
-        """
-        stopping, on_gpu = bool(self.signals.told), self.device.type == "cuda"
+        """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
+        stopping = self.signals.told
         if self.world > 1:
             # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next
             # collective.
-            flag = self.accelerator.reduce(to_device(torch.tensor([stopping], dtype=torch.int32), self.device), "sum")
-            self._flags.append((flag.to("cpu", non_blocking=on_gpu), queue_mark(self.device)))
-            stopping = False
-            if len(self._flags) > on_gpu:
-                flag, arrived = self._flags.popleft()
-                if arrived:
-                    arrived.synchronize()
-                stopping = bool(flag)
+            flag = torch.tensor([stopping], dtype=torch.int32)
+            stopping = bool(self.accelerator.reduce(to_device(flag, self.device), "sum"))
         if stopping:
             raise Interrupted("told to stop")
 
@@ -221,16 +201,6 @@ def allow_tf32(*, allowed: bool) -> None:
 
 
 # --- other ranks -----------------------------------------------------------------------------------------------
-
-
-def longest_wait(phase: float) -> float:
-    """Seconds that a rank waits for another one, if the longest phase so far took `phase` seconds; 0 before the first.
-
-    Loading and compiling differ between ranks, so that the first phase has two hours.
-    """
-    if phase:
-        return max(300.0, 3 * phase + 60)
-    return 7200.0
 
 
 @contextmanager

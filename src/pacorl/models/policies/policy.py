@@ -39,9 +39,8 @@ class PolicyOptions(ModelSection):
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
     """Type of the frozen weights; latents, log-probabilities and adapters are fp32 (fp64 with float64, which is for
     comparing machines to the last digits)."""
-    gradient_checkpointing: bool | Literal["auto"] = True
-    """Whether activations are computed again in the backward: less memory for a third more work in training. With
-    `auto`, `pacorl train-policy` turns it off if the run's plan then fits the card; in Python `auto` is on."""
+    gradient_checkpointing: bool = True
+    """Whether activations are computed again in the backward: less memory for a third more work in training."""
 
     compile: Literal["none", "blocks"] = "none"
     """Whether the transformer's repeated blocks are compiled by torch, for sampling and training alike, and the VAE's
