@@ -100,13 +100,6 @@ def test_a_page_ends_with_a_next_command_that_exists(run: Path, config: str, fin
         typer.main.get_command(app).commands[name].make_context(name, words)
 
 
-@pytest.mark.parametrize(("trained_on", "named"), [(0, "b.json"), (3, "PAIRS")])
-def test_pairs_that_were_trained_on_are_not_named_for_calibration(run: Path, trained_on: int, named: str) -> None:
-    (run / "config.yaml").write_text("model: {checkpoint: tiny}\ndata: {train: [a.json], evaluation: [b.json]}\n")
-    (run / "summary.json").write_text(f'{{"trained_on_pairs": {trained_on}}}')
-    assert next_command(read_run(run)).endswith(f" {named}")
-
-
 # --- curves ----------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 
 from pacorl.core.ranking import Interval
 from pacorl.io.files import check_made, write_atomic
@@ -52,7 +51,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
 
     Raises:
         ValueError: a folder is no run's, a file in it cannot be understood, the runs are of several kinds, the configs
-            do not form two settings, or no seed has a run of both.
+            do not form two settings, or a seed has a run of one setting alone.
     """
     runs = [read_run(folder) for folder in folders]
     kinds = dict.fromkeys(filter(None, (run.command for run in runs)))
@@ -60,8 +59,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         raise ValueError(f"the runs are of {' and '.join(kinds)}, and share no measure; name runs of one command")
     # Two runs are compared as they are. More runs form two settings, paired by seed.
     pairs = {"": (runs[0], runs[1])} if len(runs) == 2 else pairs_of(runs)
-    used = list(chain(*pairs.values()))
-    first, second = used[:2]
+    first, second = next(iter(pairs.values()))
     names = side_names(first, second, by_seed=len(runs) > 2)
     rows = rows_of_pairs(pairs)
     # Once each, since the seeds of a setting are evaluated alike.
@@ -80,14 +78,12 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     left_out = []
     if unmatched:
         left_out.append(f"Left out, for want of the same prompt in the other run: {unmatched} of the images.")
-    if unused := [run.path.name for run in runs if run not in used]:
-        left_out.append(f"Left out, for want of a run of the same seed: {', '.join(unused)}.")
     page = render(
         "compare.html",
         title=f"{names[0]} and {names[1]}",
         name="comparison",
         names=names,
-        runs=used,
+        runs=list(chain(*pairs.values())),
         lines=[*(unlike or lines[:1]), *left_out],
         note=NO_PAIRS_NOTE if is_judge and len(pairs) == 1 else interval_note(unit),
         results=rows,
@@ -112,7 +108,7 @@ def pairs_of(runs: Sequence[RunFolder]) -> dict[str, Runs]:
     """Divide runs into two settings, in their order, and pair them: seed → run of each.
 
     Raises:
-        ValueError: there are not two settings, one has a seed twice, or they share no seed.
+        ValueError: there are not two settings, one has a seed twice, or they have other seeds.
     """
     settings: dict[frozenset[tuple[str, str]], dict[str, RunFolder]] = {}
     for run in runs:
@@ -126,11 +122,10 @@ def pairs_of(runs: Sequence[RunFolder]) -> dict[str, Runs]:
         raise ValueError(
             f"the runs are of {len(sides)} settings ({firsts} …); name runs of two, which but for their seed are equal"
         )
-    pairs = {seed: (run, sides[1][seed]) for seed, run in sides[0].items() if seed in sides[1]}
-    if not pairs:
+    if sides[0].keys() != sides[1].keys():
         seeds = " and ".join(", ".join(side) for side in sides)
-        raise ValueError(f"the two settings share no seed, they have {seeds}; train both with the same seeds")
-    return pairs
+        raise ValueError(f"the two settings have the seeds {seeds}; name runs of both settings for every seed")
+    return {seed: (run, sides[1][seed]) for seed, run in sides[0].items()}
 
 
 def comparable(run: RunFolder) -> dict[str, str]:
@@ -176,14 +171,13 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
 
     rows = []
     for name, of_seeds in by_name.items():
-        starts = [_mean([one.starts[side] for one in of_seeds.values()]) for side in (0, 1)]
         sides = [[side.mean for side in (one.before, one.after) if side] for one in of_seeds.values()]
         firsts, lasts = zip(*sides, strict=True)
         # Rounded as they are shown: a smaller difference is a tie.
         differences = [round(last - first, PLACES) for first, last in sides]
         by_seed = dict(zip(of_seeds, differences, strict=True))
         change_of = paired(list(of_seeds), firsts, lasts)
-        rows.append(Result(name, *change_of, starts=(starts[0], starts[1]), by_seed=by_seed))
+        rows.append(Result(name, *change_of, by_seed=by_seed))
     return rows
 
 
@@ -196,8 +190,7 @@ def newest(run: RunFolder) -> list[Sample]:
 
 def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
     """Compare the measures of images in both runs, then the measures that only the summaries have."""
-    pairs = pair_up(newest(first), newest(second))
-    rows = compared(pairs)
+    rows = compared(pair_up(newest(first), newest(second)))
     measured = {row.name for row in rows}
     # Measures of the summaries alone have no images to pair, and so no interval.
     sides = [{row.name: row.after for row in summarised(run.summary)} for run in (first, second)]
@@ -205,43 +198,21 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
         after = sides[1].get(name)
         if before and after and name not in measured:
             rows.append(Result(name, before, after, Interval(after.mean - before.mean)))
-
-    starts = [_means_before(run, [pair[side] for pair in pairs]) for side, run in enumerate((first, second))]
-    return [replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))) for row in rows]
-
-
-def _means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]:
-    """Average every measure before training: the summary's, or over the images that recur in `samples`."""
-    rows = summarised(run.summary)
-    if len(run.samples) > 1:
-        rows += compared(pair_up(run.samples[min(run.samples)], samples))
-    return {row.name: row.before.mean for row in rows if row.before}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    finite = [value for value in values if value is not None]
-    if not finite:
-        return None
-    return fmean(finite)
+    return rows
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:
-    """State why two runs cannot be compared: settings, prompts or epochs of evaluations, or held-out pairs differ."""
-    settings = {key: values for key, *values in differing_keys(first, second)}
-    # The sides of a size are two keys, often of one value.
-    differing = {re.sub(r"\.\d$", "", key): values for key, values in settings.items() if MEASURES.match(key)}
-    if first.settings.get("evaluation.judge") and "evaluation.judge" not in differing:
-        differing = {key: values for key, values in differing.items() if not key.startswith("judge.")}
-    seeds = [run.settings.get("seed", "") for run in (first, second)]
-    if seeds[0] != seeds[1]:
-        differing["seed"] = seeds
-    if first.samples and second.samples and not pair_up(newest(first), newest(second)):
-        differing["prompts.evaluation"] = settings.get("prompts.evaluation", ["other texts", "other texts"])
-
+    """State why two runs cannot be compared: settings, images or epochs of evaluations, or held-out pairs differ."""
     lines = []
+    differing = [row for row in differing_keys(first, second) if MEASURES.match(row[0])]
+    seeds = first.settings.get("seed", ""), second.settings.get("seed", "")
+    if seeds[0] != seeds[1]:
+        differing.append(("seed", *seeds))
     if differing:
-        listed = ", ".join(f"{key} {' / '.join(values)}" for key, values in differing.items())
+        listed = ", ".join(f"{key} {before} / {after}" for key, before, after in differing)
         lines.append(f"The runs were evaluated differently: {listed}.")
+    if first.samples and second.samples and not pair_up(newest(first), newest(second)):
+        lines.append("The newest evaluations share no prompt and seed of noise; compare prompts.evaluation.")
     if first.last != second.last and None not in (first.last, second.last):
         lines.append(
             f"{first.path.name} was evaluated after epoch {first.last} and {second.path.name} after {second.last}; "

@@ -92,13 +92,10 @@ def next_command(run: RunFolder) -> str:
         character = f"{shlex.quote(settings['character'])} --config " if "character" in settings else ""
         return f"pacorl {run.command} {character}{folder}/config.yaml --resume auto"
     if run.command == "train-reward":
-        judge = "merged" if (run.path / "merged").is_dir() else "adapter"
         if run.summary.get("at_chance"):
             return ""
-        # Never the training pairs, which `calibrate` refuses.
-        evaluated = {} if run.summary.get("trained_on_pairs") else settings
-        data = shlex.quote(evaluated.get("data.evaluation.0", "PAIRS"))
-        return f"pacorl calibrate {folder}/{judge} {data}"
+        judge = "merged" if (run.path / "merged").is_dir() else "adapter"
+        return f"pacorl calibrate {folder}/{judge} PAIRS"
     request = "--image IMAGE --instruction TEXT" if run.is_editor else "--prompt TEXT"
     model = shlex.quote(settings.get("model.checkpoint", ""))
     return f"pacorl generate --model {model} --adapter {folder}/adapter {request}"

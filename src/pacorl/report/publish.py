@@ -18,8 +18,6 @@ from pacorl.types import TINY
 CARD = "README.md"
 FOLDERS = ("adapter", "merged")
 """A run's folders to publish, the first existing."""
-JUDGE_LICENCES = dict.fromkeys(("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-9B"), ("apache-2.0", ""))
-"""Of the bases that the judges' recipes name: an adapter is bound by its base's."""
 PUBLISHED = (
     *(CARD, "adapter_*.json", "adapter_model.safetensors", "pytorch_lora_weights.safetensors", "decision*.j*"),
     *("config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors", "model*.index.json"),
@@ -27,11 +25,11 @@ PUBLISHED = (
 )
 """Patterns of the files that are uploaded: card, adapter, model, processor, tokenizer."""
 KINDS = {
-    "train-policy": ("paco-grpo", "PaCo-GRPO (arXiv 2512.04784)", "text-to-image"),
-    "train-character": ("character", "flow matching on images of a character", "text-to-image"),
-    "train-reward": ("judge", "PaCo-Reward (arXiv 2512.04784)", "image-text-to-text"),
+    "train-policy": ("paco-grpo", "PaCo-GRPO (arXiv 2512.04784)"),
+    "train-character": ("character", "flow matching on images of a character"),
+    "train-reward": ("judge", "PaCo-Reward (arXiv 2512.04784)"),
 }
-"""Command that trained a model → its tag, its method in words, and its task on the hub."""
+"""Command that trained a model → its tag, and its method in words."""
 TEMPLATE = """---
 {{ card_data }}
 ---
@@ -95,11 +93,9 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     # Base, licence and kind of the model.
     read = read_run(run)
     base = read.settings.get("model.checkpoint", "")
-    tag, method, pipeline_tag = KINDS.get(read.command, KINDS["train-policy"])
-    if read.is_editor:
-        pipeline_tag = "image-to-image"
+    tag, method = KINDS.get(read.command, KINDS["train-policy"])
     is_judge, is_adapter = tag == "judge", folder.name != "merged"
-    licences = {spec.published: spec.licence for spec in POLICIES.values()} | JUDGE_LICENCES
+    licences = {spec.published: spec.licence for spec in POLICIES.values()}
     base_licence, licence_name = licences.get(base, ("", ""))
     if not (licence or base_licence):
         raise ValueError(f"the licence of {base or 'the base'} is not known here; name one, e.g. --licence apache-2.0")
@@ -109,7 +105,6 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         base_model=base if base not in ("", TINY) else None,  # the hub links the base, and has no tiny one
         library_name="transformers" if not is_adapter else "peft" if is_judge else "diffusers",
         tags=["pacorl", "lora" if is_adapter else "merged", tag],
-        pipeline_tag=pipeline_tag,
         ignore_metadata_errors=True,
     )
 

@@ -38,8 +38,6 @@ class Result:
     after: Interval | None
     difference: Interval | None
     """Paired: the same prompts and seeds on both sides."""
-    starts: tuple[float | None, float | None] = (None, None)
-    """Means before training, of two runs' sides."""
     unscored: int = 0
     """Images of both sides that lack this score on one of them."""
     by_seed: Mapping[str, float] = field(default_factory=dict)
