@@ -19,14 +19,12 @@ from pacorl.io.files import (
     PRIVATE,
     check_made,
     claim_folder,
-    existing,
     inside,
     own_folder,
     replacing,
     safe_name,
     sole_holder,
     sweep,
-    twin_hint,
     weight_write_errors,
     write_atomic,
 )
@@ -162,17 +160,6 @@ def test_weights_on_a_full_disk_name_their_file(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert fault.value.filename == str(path)
-
-
-@pytest.mark.parametrize("missing", ["Å/é.png", "A\u030a/e\u0301.png", "Å\\é.png"])
-def test_a_missing_file_s_twin_is_named(tmp_path: Path, missing: str) -> None:
-    twin = "Å/é.png" if missing.startswith("A") else "A\u030a/e\u0301.png"
-    (tmp_path / twin).parent.mkdir()
-    (tmp_path / twin).touch()
-    with pytest.raises(ValueError, match=f"there is '{twin}'"):
-        existing(tmp_path, missing)
-    assert existing(tmp_path, twin)
-    assert twin_hint(tmp_path, "b.png") == ""
 
 
 def test_only_own_folders_and_files_with_the_mark_are_written(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import typer
@@ -146,11 +145,7 @@ def end_with(plan: Plan, *, as_json: bool, **further: Any) -> NoReturn:
 def fault_line(error: Exception) -> str:
     """Format a fault for its user."""
     if isinstance(error, OSError) and error.filename and error.strerror:
-        from pacorl.io.files import twin_hint
-
-        path = Path(str(error.filename))
-        hint = twin_hint(path.parent, path.name) if isinstance(error, FileNotFoundError) else ""
-        return f"{path}: {error.strerror}{hint}"
+        return f"{error.filename}: {error.strerror}"
     return str(error).strip() or type(error).__name__
 
 

@@ -131,16 +131,9 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     try:
         return validated(kind, document)
     except ConfigError as fault:
-        # The overrides of the key that the fault begins with, or of a key within it; else the file.
-        key = str(fault).partition(":")[0]
-        blamed = [each for each in overrides if _overlap(key, _key_of(each))]
-        origin = f"override {' '.join(blamed)!r}: " if blamed else f"{path}: "
-        raise ConfigError(f"{origin if path else ''}{fault}") from None
-
-
-def _overlap(key: str, other: str) -> bool:
-    """Check whether one of two dotted keys is the other, or within it."""
-    return f"{key}.".startswith(f"{other}.") or other.startswith(f"{key}.")
+        # The message has the key: that of an override, or of the file.
+        changes = f" with {' '.join(overrides)}" if overrides else ""
+        raise ConfigError(f"{path}{changes}: {fault}" if path else str(fault)) from None
 
 
 def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -183,14 +176,9 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return document
 
 
-def _key_of(override: str) -> str:
-    """Return the dotted key of an override; `rewards[0].weight` is `rewards.0.weight`."""
-    return re.sub(r"\[(\d+)\]", r".\1", override.partition("=")[0].strip())
-
-
 def _apply(document: dict[str, Any], override: str) -> None:
-    _, equals, text = override.partition("=")
-    key = _key_of(override)
+    key, equals, text = override.partition("=")
+    key = re.sub(r"\[(\d+)\]", r".\1", key.strip())  # rewards[0].weight is rewards.0.weight
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
     value = parse_yaml(text, name=f"override {override!r}")

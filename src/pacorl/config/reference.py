@@ -26,48 +26,47 @@ CHOICE = "Selects which keys the section has."
 
 
 def matching(name: str) -> list[str]:
-    """Explain the key `name` and all keys below it, or else the keys that end in `name`.
+    """Explain the key `name` and all keys below it, or else the keys that end in `name`, of each command's config.
 
     Raises:
         ValueError: if there are none; it names the nearest key.
     """
-    # A key and its text, and the commands whose configs have both.
-    keys: dict[tuple[str, str], list[str]] = {}
+    texts = []
+    known: dict[str, str] = {}
     for command, model in RUNS.items():
-        for key in keys_of(model).items():
-            keys.setdefault(key, []).append(command)
-    below = [key for key in keys if f"{key[0]}.".startswith(f"{name}.")]
-    matches = below or [key for key in keys if key[0].endswith(f".{name}")]
-    if not matches:
-        hint = _guess(name, {key for key, _ in keys}) or "`pacorl config` lists the sections"
+        keys = keys_of(model)
+        known |= keys
+        below = [key for key in keys if f"{key}.".startswith(f"{name}.")]
+        for key in below or [key for key in keys if key.endswith(f".{name}")]:
+            texts.append(keys[key].replace("\n", f"  ({command})\n", 1))
+    if not texts:
+        hint = _guess(name, known) or "`pacorl config` lists the sections"
         raise ValueError(f"no config has the key {name!r}; {hint}")
-    return [key[1].replace("\n", f"  ({', '.join(keys[key])})\n", 1) for key in matches]
+    return texts
 
 
 def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
-    """Describe an unknown key of a config, with the entries of its section that have it, or the nearest keys."""
+    """Describe an unknown key of a config, with the entries of its section that have it, or the nearest key."""
     name = ".".join(step for step in path if isinstance(step, str))
     section, _, last = name.rpartition(".")
+    hint = _guess(name, keys_of(model)) or "`pacorl config SECTION` lists the keys"
     field = model.model_fields.get(section)
     table = _table_of(field) if field else None
-    hint = _guess(name, keys_of(model)) or "`pacorl config SECTION` lists the keys"
-    if table:
-        owners = [entry for entry in (*table, *table.users) if last in table[entry].options.model_fields]
-        if owners:
-            hint = (
-                f"it belongs to {section}.{table.key} {' or '.join(owners)}; `pacorl config {section}` lists the rest"
-            )
+    owners = [entry for entry in table or () if table and last in table[entry].options.model_fields]
+    if owners:
+        hint = f"it belongs to {' or '.join(owners)}; `pacorl config {section}` lists the keys"
     return f"{'.'.join(map(str, path))}: unknown key, {hint}"
 
 
 def _guess(name: str, keys: Collection[str]) -> str:
-    """Ask about the keys whose last part resembles a wrong key's, in its own section first; empty if none do."""
+    """Ask about the key whose last part resembles a wrong key's, in its own section first; empty if none does."""
     section, _, last = name.rpartition(".")
-    for candidates in ([key for key in keys if key.startswith(f"{section}.")], keys):
+    beside = [key for key in keys if key.rpartition(".")[0] == section]
+    for candidates in (beside, keys):
         meant = nearest(last, [key.rpartition(".")[2] for key in candidates])
-        near = [repr(key) for key in candidates if meant and f".{key}".endswith(f".{meant}")]
-        if near:
-            return f"did you mean {' or '.join(near[:3])}?"
+        if meant:
+            key = next(key for key in candidates if f".{key}".endswith(f".{meant}"))
+            return f"did you mean {key!r}?"
     # Another word for it: optimizer.learning_rate.
     return did_you_mean(name, keys)
 

@@ -15,7 +15,6 @@ import re
 import secrets
 import shutil
 import stat
-import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -407,14 +406,5 @@ def existing(folder: Path, relative: str, *, fix: str = "") -> Path:
     inside(folder, relative)
     path = folder / relative
     if not path.exists():
-        raise ValueError(f"{path} does not exist{twin_hint(folder, relative)}{fix}")
+        raise ValueError(f"{path} does not exist{fix}")
     return path
-
-
-def twin_hint(folder: Path, relative: str) -> str:
-    """Name the file that a missing `folder/relative` may mean, as the end of a message; empty without one."""
-    forward = relative.replace("\\", "/")
-    for twin in (forward, unicodedata.normalize("NFC", forward), unicodedata.normalize("NFD", forward)):
-        if twin != relative and (folder / twin).is_file():
-            return f"; there is {twin!r}: compare / and how letters are composed"
-    return ""

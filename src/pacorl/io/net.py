@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from pacorl import __version__
 
@@ -82,7 +81,7 @@ def service_faults(url: str, *, model: str, seconds: float, key: str, key_variab
     except (TimeoutError, openai.APITimeoutError):
         raise ServiceFault(f"no answer within {seconds:g} s", unreachable=True) from None
     except openai.APIConnectionError as error:
-        raise wire_fault(error, url=url) from None
+        raise ServiceFault(f"no connection: {_innermost(error)}", unreachable=True) from None
     except openai.APIStatusError as error:
         # The server's own message: of an error's JSON document, else the beginning of the body.
         status, body = error.status_code, error.body
@@ -102,8 +101,8 @@ def service_faults(url: str, *, model: str, seconds: float, key: str, key_variab
         raise ServiceFault(f"an answer of another form ({type(error).__name__})") from None
 
 
-def wire_fault(error: BaseException, *, url: str) -> ServiceFault:
-    """Describe a fault on the way to a service by its innermost reason, and name the proxy that is asked for it."""
+def _innermost(error: BaseException) -> str:
+    """Describe a fault on the way to a service by its innermost reason."""
     inner: BaseException | None = error
     while inner:
         error = inner
@@ -111,11 +110,7 @@ def wire_fault(error: BaseException, *, url: str) -> ServiceFault:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, ConnectionError) and error.errno:
         reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
-    proxy = proxy_of(url)
-    way = ""
-    if proxy:
-        way = f" through the proxy {shown_url(proxy)}"
-    return ServiceFault(f"no connection{way}: {_on_one_line(reason)}", unreachable=True)
+    return _on_one_line(reason)
 
 
 def _on_one_line(text: object) -> str:
@@ -136,15 +131,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # a host name
         return False
-
-
-def proxy_of(url: str) -> str:
-    """Return the proxy of the environment that is asked for a service; empty if there is none."""
-    split = urlsplit(url)
-    if is_loopback(split.hostname or "") or proxy_bypass(split.hostname or ""):
-        return ""
-    proxies = getproxies()
-    return proxies.get(split.scheme) or proxies.get("all") or ""
 
 
 def service_url(url: str, *, name: str) -> str:
