@@ -413,10 +413,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (RANKS, {"folder": "0009"}, "0009"),
     *((EDITED, {key: value}, key) for key, value in (("key", ["only"]), ("dimension", "beauty"), ("task_type", None))),
     *((COMPARED, {key: value}, key) for key, value in (("winner", "Tie"), ("task", None))),
-    *(
-        (CASES, {key: value}, key)
-        for key, value in (("output_image_count", 3), ("sub_caption", None), ("instruction", None))
-    ),
+    *((CASES, {key: None}, key) for key in ("sub_caption", "instruction")),
     (GEDIT, {"key": "../k"}, "../k"),
     ("grids", {"outputs": {"../i/secret.png": "0", "grids/i/a.png": "0"}}, "../i/secret.png"),
 ]

@@ -92,7 +92,6 @@ class Case(BaseModel):
     instruction: str
     captions: Annotated[list[str], Field(min_length=1, validation_alias="sub_caption")]
     """One per image."""
-    count: Annotated[int | None, Field(validation_alias="output_image_count")] = None
     criteria: Annotated[Criteria, BeforeValidator(_first_lists), Field(validation_alias=CRITERIA)]
     """Dimension → name → text."""
     alignment: Annotated[dict[str, dict[str, list[str] | None]], Field(validation_alias=ALIGNMENT)]
@@ -100,8 +99,6 @@ class Case(BaseModel):
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Case:
-        if self.count not in (None, len(self.captions)):
-            raise ValueError(f"'output_image_count' is {self.count} for {len(self.captions)} sub-captions")
         if len(self.alignment) != len(self.captions):
             raise ValueError(f"{ALIGNMENT} has {len(self.alignment)} entries for its {len(self.captions)} images")
         return self

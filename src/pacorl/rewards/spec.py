@@ -73,16 +73,13 @@ class RewardSpec:
             RewardError: naming the unknown, missing or mistyped argument.
         """
         options = self.options
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values())
         types: dict[str, Any] = {}
         for name, hint in options.items():
             is_needed = self.parameters[name].default is inspect.Parameter.empty
             types[name] = hint if is_needed else NotRequired[hint]
         declare: Any = TypedDict
         arguments = declare("arguments", types)
-        arguments.__pydantic_config__ = ConfigDict(
-            extra="allow" if takes_any else "forbid", arbitrary_types_allowed=True
-        )
+        arguments.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
         try:
             checked: dict[str, Any] = TypeAdapter(arguments).validate_python({**args})
         except ValidationError as error:
