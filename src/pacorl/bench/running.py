@@ -3,10 +3,9 @@
     outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), BenchmarkOptions(judge="tiny"))
     print(outcome.table.markdown)
 
-A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; one
-file per process under torchrun), `table.html` and `summary.json`. The figures are computed from the stored
-raw judgements at the end. Therefore a run can be resumed item by item, no item counts twice, and tables can be made
-again without the judge.
+A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item),
+`table.html` and `summary.json`. The figures are computed from the stored raw judgements at the end. Therefore a run can
+be resumed item by item, no item counts twice, and tables can be made again without the judge.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from pacorl.core.batches import in_batches
 from pacorl.core.ranking import FEWEST, difference
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.scores import UNCALIBRATED
-from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, read_journal, read_object, write_json
 from pacorl.io.files import check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
@@ -38,6 +35,7 @@ from pacorl.records import leaks
 from pacorl.report.html import render
 
 logger = logging.getLogger(__name__)
+RESULTS = "results.jsonl"
 OpenProgress = Callable[[str], AbstractContextManager[Progress]]
 
 
@@ -48,7 +46,7 @@ def without_bar(activity: str) -> AbstractContextManager[Progress]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of a run so far, over all of its processes."""
+    """Results of a run so far."""
 
     folder: Path
     total: int
@@ -128,7 +126,7 @@ def run_benchmark(
     # Generate.
     if isinstance(benchmark, ImageBenchmark) and not options.images:
         with progress("generating") as advance:
-            benchmark.generate(Shard.of_process(), advance)
+            benchmark.generate(advance)
 
     # Measure. The import of the model libraries takes seconds.
     quiet_loading()
@@ -151,14 +149,13 @@ def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress
     """Measure the remaining items by a judge, and write the tables.
 
     Raises:
-        ValueError: if the run's folder holds results of other settings, or another process writes this shard.
+        ValueError: if the run's folder holds results of other settings, or another process writes it.
     """
     # Before judging, because it can fail and costs nothing.
     options, out = benchmark.options, benchmark.out
     trained_on = _leaked(benchmark)
     # A folder holds results of one setting: other settings would mix in one table.
     settings = benchmark.settings(reward.name) | packed_form(options.memory)
-    shard = Shard.of_process()
     if options.against:
         # Now, since the comparison itself comes after hours of judging.
         fix = "name a run on the same data with --against"
@@ -169,17 +166,14 @@ def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress
         write_json(out / "settings.json", settings)
 
     # Judge. Two writers of one journal would interleave their lines.
-    lock = sole_holder(out / f".{shard.file}.lock", fix="start several by torchrun")
+    lock = sole_holder(out / ".results.jsonl.lock", fix="wait for its end, or name another folder with --out")
     with lock, progress("judging") as advance:
         # Files that a killed process left unfinished.
         sweep(out)
-        # A process judges the images that it generates.
-        size = options.image_batch if options.makes_images else benchmark.batch
-        dealt = shard.batches(list(benchmark.texts()), size=size)
-        _measure_missing(benchmark, reward.judge, Journal(out / shard.file), list(chain(*dealt)), advance)
+        journal = Journal(out / RESULTS)
+        _measure_missing(benchmark, reward.judge, journal, advance)
 
-    # Tabulate the results of all processes.
-    outcome = _gather(benchmark, trained_on, note=f"{reward.note} {UNCALIBRATED}".strip())
+    outcome = _gather(benchmark, trained_on, journal.items, note=f"{reward.note} {UNCALIBRATED}".strip())
     remarks = [*outcome.remarks, UNCALIBRATED]
     # The table as a page and as JSON.
     page = render(
@@ -209,16 +203,12 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[s
         raise ValueError(f"{path.parent} holds results of other settings: {'; '.join(differing)}; {fix}")
 
 
-def _measure_missing(
-    benchmark: Benchmark[Any], judge: Judge, journal: Journal, keys: Sequence[str], advance: Progress
-) -> None:
-    """Measure the items of `keys` without a judgement, batch by batch.
+def _measure_missing(benchmark: Benchmark[Any], judge: Judge, journal: Journal, advance: Progress) -> None:
+    """Measure the items without a judgement, batch by batch.
 
     The last bits of a judge's answer may depend on its batch, so a resumed run may differ in them.
     """
-    # Rows of every process: an earlier run may have had other shards.
-    row_of = read_results(journal.path.parent)
-    missing = [key for key in keys if key not in row_of or "error" in row_of[key]]
+    missing = [key for key in benchmark.texts() if "error" in journal.items.get(key, {"error": ""})]
     done = 0
     for batch_keys in in_batches(missing, benchmark.batch):
         # One write per batch, so that an interruption loses one batch at most.
@@ -227,27 +217,10 @@ def _measure_missing(
         advance(done, len(missing))
 
 
-def read_results(out: Path) -> dict[str, Row]:
-    """Read the rows of all processes by item; a judgement replaces a failure, a later line an earlier one.
-
-    A half-written last line belongs to another process, and is skipped.
-
-    Raises:
-        ValueError: with file and line, if another line is no result.
-    """
-    rows: dict[str, Row] = {}
-    for path in sorted(out.glob("results*.jsonl")):
-        for key, row in read_journal(path).items():
-            # A failed retry, in whichever file, does not hide an earlier judgement.
-            if "error" not in row or key not in rows:
-                rows[key] = row
-    return rows
-
-
 def _compared(benchmark: Benchmark[Any], rows: Sequence[Row], against: Path) -> list[Line]:
     """Compare with another run on the items that both have measured: its line, and the paired differences."""
     name = benchmark.options.subject
-    other = read_results(against)
+    other = read_journal(against / RESULTS)
     shared = [row for row in rows if "error" not in other.get(row["key"], {"error": ""})]
     if not shared:
         return [Line(f"{against.name} has measured none of these items", (None,) * len(benchmark.table.columns))]
@@ -260,12 +233,12 @@ def _compared(benchmark: Benchmark[Any], rows: Sequence[Row], against: Path) -> 
     ]
 
 
-def _gather(benchmark: Benchmark[Any], trained_on: Mapping[str, str], *, note: str) -> Outcome:
-    """Compute the figures from the rows of all processes; each item counts once."""
-    # Read again, because other processes have measured in the meantime.
+def _gather(
+    benchmark: Benchmark[Any], trained_on: Mapping[str, str], row_of: Mapping[str, Row], *, note: str
+) -> Outcome:
+    """Compute the figures from the rows; each item counts once."""
     name, against = benchmark.options.subject, benchmark.options.against
     keys = list(benchmark.texts())
-    row_of = read_results(benchmark.out)
     rows = [row_of[key] for key in keys if key in row_of]
     good = [row for row in rows if "error" not in row]
     missing = {row["key"]: str(row["error"]) for row in rows if "error" in row}

@@ -56,10 +56,6 @@ class Shard:
         """
         return in_batches(items, size)[self.index :: self.count]
 
-    @property
-    def file(self) -> str:
-        return "results.jsonl" if self.count == 1 else f"results-{self.index}-of-{self.count}.jsonl"
-
 
 @dataclass(frozen=True, slots=True)
 class ImageJob:
