@@ -125,13 +125,18 @@ def run_benchmark(
 
     # Generate.
     if isinstance(benchmark, ImageBenchmark) and not options.images:
-        with progress("generating") as advance:
+        with sole_writer(benchmark.out), progress("generating") as advance:
             benchmark.generate(advance)
 
     # Measure. The import of the model libraries takes seconds.
     quiet_loading()
     with PacoReward.from_pretrained(options.judge, memory=options.memory, variants=entry.all_spellings) as reward:
         return run(benchmark, reward, progress=progress)
+
+
+def sole_writer(out: Path) -> AbstractContextManager[None]:
+    """Lock a run's folder. Raises ValueError if another process holds it."""
+    return sole_holder(out / f".{RESULTS}.lock", fix="wait for its end, or name another folder with --out")
 
 
 def _leaked(benchmark: Benchmark[Any]) -> Mapping[str, str]:
@@ -166,8 +171,7 @@ def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress
         write_json(out / "settings.json", settings)
 
     # Judge. Two writers of one journal would interleave their lines.
-    lock = sole_holder(out / ".results.jsonl.lock", fix="wait for its end, or name another folder with --out")
-    with lock, progress("judging") as advance:
+    with sole_writer(out), progress("judging") as advance:
         # Files that a killed process left unfinished.
         sweep(out)
         journal = Journal(out / RESULTS)
