@@ -134,8 +134,6 @@ class JudgeData:
     train: list[Comparison]
     evaluation: list[Comparison]
     collator: Collator
-    trained_on: int = 0
-    """Evaluation pairs that are training pairs too; counted by the main process."""
 
 
 def load_data(config: JudgeConfig) -> JudgeData:
@@ -152,14 +150,14 @@ def load_data(config: JudgeConfig) -> JudgeData:
         evaluation = [pair for source in config.data.evaluation for pair in read(source, limit=limit)]
 
         # Open all images once: a damaged image would end a long run later.
-        trained_on = 0
         if processes().is_main_process:
             check_readable(path for comparison in [*train, *evaluation] for path in comparison.images)
-            trained_on = len(shared_pairs(evaluation, train))
-            if trained_on:
-                logger.warning(
-                    "%d of %d evaluation pairs are trained on too: not held out", trained_on, len(evaluation)
-                )
+
+        # What is trained on is not held out.
+        learned = shared_pairs(evaluation, train) if evaluation else []
+        if learned and processes().is_main_process:
+            logger.warning("%d of %d evaluation pairs are trained on, and left out", len(learned), len(evaluation))
+        evaluation = [pair for pair in evaluation if pair not in learned]
 
     processor = processor_of(config.model.checkpoint, max_pixels=config.model.max_pixels)
     collator = Collator(processor, target=config.loss.target)
@@ -167,4 +165,4 @@ def load_data(config: JudgeConfig) -> JudgeData:
     beginnings = {(comparison.consistent, comparison.answer[:16]): comparison for comparison in [*train, *evaluation]}
     for comparison in beginnings.values():
         collator.answer_ids(comparison)
-    return JudgeData(train, evaluation, collator, trained_on)
+    return JudgeData(train, evaluation, collator)

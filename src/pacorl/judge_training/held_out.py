@@ -31,11 +31,9 @@ CHANCE = 0.5
 class HeldOut:
     """Evaluation pairs of a run, and the judge's answers to them."""
 
-    def __init__(self, comparisons: Sequence[Comparison], folder: Path, *, trained_on: int = 0) -> None:
+    def __init__(self, comparisons: Sequence[Comparison], folder: Path) -> None:
         self.comparisons = comparisons
         self.folder = folder
-        self.trained_on = trained_on
-        """How many of the pairs are training pairs too, and so are not held out."""
         self.rows = in_both_orders(comparisons)
         """Evaluation set."""
         self.label_N = np.array([comparison.consistent for comparison in comparisons])
@@ -71,10 +69,7 @@ class HeldOut:
         before, after = (self._intervals(side) for side in SIDES)
         changes = {name: difference(before[name], after[name]) for name in after if before}
         pairs, groups = len(self.groups), len(set(self.groups))
-        kind = "evaluation" if self.trained_on else "held-out"
-        line = f"{pairs} {kind} pairs of {groups} prompts or first images"
-        if self.trained_on:
-            line += f", {self.trained_on} of which are trained on too and not held out"
+        line = f"{pairs} held-out pairs of {groups} prompts or first images"
         if after:
             line += f"; accuracy {after[ACCURACY].mean:.3f}"
         if changes:
@@ -88,8 +83,7 @@ class HeldOut:
             verdict.append(f"AUC {auc.text()} may be chance, which has 0.5; train on more pairs, or on clearer ones.")
         return {
             "at_chance": at_chance,
-            "held_out_pairs": pairs - self.trained_on,
-            "trained_on_pairs": self.trained_on,
+            "held_out_pairs": pairs,
             "held_out_digest": self.digest,
             BEFORE: _plain(before),
             AFTER: _plain(after),

@@ -121,7 +121,7 @@ class JudgeTrainer:
     def _run(self) -> Path:
         # Check data and arguments before changing the folder, and load weights last, for early faults.
         data = load_data(self.config)
-        held_out = HeldOut(data.evaluation, self.config.out / "held_out", trained_on=data.trained_on)
+        held_out = HeldOut(data.evaluation, self.config.out / "held_out")
         evaluates = bool(data.evaluation)
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
         # Log lines that a resumed run will write again are dropped.

@@ -181,12 +181,11 @@ def _stats(table: RewardTable, valid_B: Tensor, combined: Combined) -> dict[str,
     stats = {
         "samples/used": float(valid_B.double().mean()),
         "samples/missing": float((~table.valid_RB).double().mean()),
-        "groups/dropped": float(len(table.group_B.unique()) - len(table.group_B[valid_B].unique())),
     }
     if not valid_B.any():
         return stats
 
-    # Of each reward, and of their combination.
+    # Of each reward.
     scores = table.score_RB[:, valid_B]
     deviation = partial(group_std, valid_B=valid_B[valid_B], group_B=table.group_B[valid_B])
     for name, score_B, spread in zip(table.names, scores, coefficient_of_variation(scores), strict=True):
@@ -196,11 +195,6 @@ def _stats(table: RewardTable, valid_B: Tensor, combined: Combined) -> dict[str,
             f"reward/{name}/cv": float(spread),
             f"reward/{name}/zero_std_groups": float((deviation(score_B) < ZERO_STD).double().mean()),
         }
-    stats["advantage/zero_std_groups"] = float((deviation(combined.score_B[valid_B]) < ZERO_STD).double().mean())
-    # The ratio that the paper plots, of its two rewards: the first by the second.
-    means = scores.mean(1).tolist()
-    if len(means) > 1 and means[1]:
-        stats["reward/ratio"] = means[0] / means[1]
     for metric, values_R in combined.metrics_R.items():
         stats |= {f"reward/{name}/{metric}": float(value) for name, value in zip(table.names, values_R, strict=True)}
     return stats
