@@ -81,6 +81,24 @@ def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> 
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 6
 
 
+def test_processes_share_the_items_and_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In an earlier run of one process the judge had no answer about an item of the second process.
+    run(Numbers(KEYS[:2], tmp_path, silent=["bb"]))
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun numbers the processes
+    outcomes, shares = [], []
+    for index in range(2):
+        monkeypatch.setenv("RANK", str(index))
+        share = Numbers(KEYS, tmp_path, image_batch=1)
+        outcomes.append(run(share))
+        shares.append(share.measured)
+    assert shares == [["ccc", "eeeee"], ["bb", "dddd"]]
+    assert [outcome.measured for outcome in outcomes] == [3, 5]
+    other = Numbers(KEYS, tmp_path / "other", against=tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert run(other).table.lines[1].cells == outcomes[1].table.lines[0].cells
+
+
 def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "BB."}])
     (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {tmp_path / 'train.jsonl'}\n")

@@ -3,9 +3,10 @@
     outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), BenchmarkOptions(judge="tiny"))
     print(outcome.table.markdown)
 
-A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item),
-`table.html` and `summary.json`. The figures are computed from the stored raw judgements at the end. Therefore a run can
-be resumed item by item, no item counts twice, and tables can be made again without the judge.
+A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; one
+file per process under torchrun), `table.html` and `summary.json`. The figures are computed from the stored raw
+judgements at the end. Therefore a run can be resumed item by item, no item counts twice, and tables can be made again
+without the judge.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from pacorl.core.batches import in_batches
 from pacorl.core.ranking import FEWEST, difference
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.scores import UNCALIBRATED
+from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, read_journal, read_object, write_json
 from pacorl.io.files import check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
@@ -35,7 +38,7 @@ from pacorl.records import leaks
 from pacorl.report.html import render
 
 logger = logging.getLogger(__name__)
-RESULTS = "results.jsonl"
+OTHER_FOLDER = "name another folder with --out"
 OpenProgress = Callable[[str], AbstractContextManager[Progress]]
 
 
@@ -46,7 +49,7 @@ def without_bar(activity: str) -> AbstractContextManager[Progress]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of a run so far."""
+    """Results of a run so far, over all of its processes."""
 
     folder: Path
     total: int
@@ -125,8 +128,13 @@ def run_benchmark(
 
     # Generate.
     if isinstance(benchmark, ImageBenchmark) and not options.images:
-        with sole_writer(benchmark.out), progress("generating") as advance:
-            benchmark.generate(advance)
+        shard = Shard.of_process()
+        if (benchmark.out / "settings.json").is_file():
+            # Before the images of other settings are replaced.
+            settings, known = benchmark.settings(judge=""), ("benchmark", "data", "images")
+            _check_settings(benchmark.out / "settings.json", settings, only=known, fix=OTHER_FOLDER)
+        with sole_writer(benchmark.out, shard), progress("generating") as advance:
+            benchmark.generate(shard, advance)
 
     # Measure. The import of the model libraries takes seconds.
     quiet_loading()
@@ -134,9 +142,9 @@ def run_benchmark(
         return run(benchmark, reward, progress=progress)
 
 
-def sole_writer(out: Path) -> AbstractContextManager[None]:
-    """Lock a run's folder. Raises ValueError if another process holds it."""
-    return sole_holder(out / f".{RESULTS}.lock", fix="wait for its end, or name another folder with --out")
+def sole_writer(out: Path, shard: Shard) -> AbstractContextManager[None]:
+    """Lock a share of a run's folder. Raises ValueError if another process holds it."""
+    return sole_holder(out / f".{shard.file}.lock", fix=f"wait for its end, or {OTHER_FOLDER}")
 
 
 def _leaked(benchmark: Benchmark[Any]) -> Mapping[str, str]:
@@ -154,7 +162,7 @@ def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress
     """Measure the remaining items by a judge, and write the tables.
 
     Raises:
-        ValueError: if the run's folder holds results of other settings, or another process writes it.
+        ValueError: if the run's folder holds results of other settings, or another process writes this share.
     """
     # Before judging, because it can fail and costs nothing.
     options, out = benchmark.options, benchmark.out
@@ -166,18 +174,20 @@ def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress
         fix = "name a run on the same data with --against"
         _check_settings(options.against / "settings.json", settings, only=("benchmark", "data"), fix=fix)
     if (out / "settings.json").is_file():
-        _check_settings(out / "settings.json", settings, fix="name another folder with --out")
+        _check_settings(out / "settings.json", settings, fix=OTHER_FOLDER)
     else:
         write_json(out / "settings.json", settings)
 
     # Judge. Two writers of one journal would interleave their lines.
-    with sole_writer(out), progress("judging") as advance:
+    shard = Shard.of_process()
+    with sole_writer(out, shard), progress("judging") as advance:
         # Files that a killed process left unfinished.
         sweep(out)
-        journal = Journal(out / RESULTS)
-        _measure_missing(benchmark, reward.judge, journal, advance)
+        # A process judges the images that it generates.
+        keys = list(chain(*shard.batches(list(benchmark.texts()), size=options.image_batch)))
+        _measure_missing(benchmark, reward.judge, Journal(out / shard.file), keys, advance)
 
-    outcome = _gather(benchmark, trained_on, journal.items, note=f"{reward.note} {UNCALIBRATED}".strip())
+    outcome = _gather(benchmark, trained_on, note=f"{reward.note} {UNCALIBRATED}".strip())
     remarks = [*outcome.remarks, UNCALIBRATED]
     # The table as a page and as JSON.
     page = render(
@@ -207,12 +217,16 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[s
         raise ValueError(f"{path.parent} holds results of other settings: {'; '.join(differing)}; {fix}")
 
 
-def _measure_missing(benchmark: Benchmark[Any], judge: Judge, journal: Journal, advance: Progress) -> None:
-    """Measure the items without a judgement, batch by batch.
+def _measure_missing(
+    benchmark: Benchmark[Any], judge: Judge, journal: Journal, keys: Sequence[str], advance: Progress
+) -> None:
+    """Measure the items of `keys` without a judgement, batch by batch.
 
     The last bits of a judge's answer may depend on its batch, so a resumed run may differ in them.
     """
-    missing = [key for key in benchmark.texts() if "error" in journal.items.get(key, {"error": ""})]
+    # Rows of every process: an earlier run may have had another number of them.
+    row_of = read_results(journal.path.parent)
+    missing = [key for key in keys if "error" in row_of.get(key, {"error": ""})]
     done = 0
     for batch_keys in in_batches(missing, benchmark.batch):
         # One write per batch, so that an interruption loses one batch at most.
@@ -221,10 +235,24 @@ def _measure_missing(benchmark: Benchmark[Any], judge: Judge, journal: Journal, 
         advance(done, len(missing))
 
 
+def read_results(out: Path) -> dict[str, Row]:
+    """Read the rows of all processes by item; a failure, whose retry is in another file, replaces no judgement.
+
+    Raises:
+        ValueError: with file and line, if a line is no result.
+    """
+    rows: dict[str, Row] = {}
+    for path in sorted(out.glob("results*.jsonl")):
+        for key, row in read_journal(path).items():
+            if "error" not in row or key not in rows:
+                rows[key] = row
+    return rows
+
+
 def _compared(benchmark: Benchmark[Any], rows: Sequence[Row], against: Path) -> list[Line]:
     """Compare with another run on the items that both have measured: its line, and the paired differences."""
     name = benchmark.options.subject
-    other = read_journal(against / RESULTS)
+    other = read_results(against)
     shared = [row for row in rows if "error" not in other.get(row["key"], {"error": ""})]
     if not shared:
         return [Line(f"{against.name} has measured none of these items", (None,) * len(benchmark.table.columns))]
@@ -237,12 +265,11 @@ def _compared(benchmark: Benchmark[Any], rows: Sequence[Row], against: Path) -> 
     ]
 
 
-def _gather(
-    benchmark: Benchmark[Any], trained_on: Mapping[str, str], row_of: Mapping[str, Row], *, note: str
-) -> Outcome:
-    """Compute the figures from the rows; each item counts once."""
+def _gather(benchmark: Benchmark[Any], trained_on: Mapping[str, str], *, note: str) -> Outcome:
+    """Compute the figures from the rows of all processes; each item counts once."""
     name, against = benchmark.options.subject, benchmark.options.against
     keys = list(benchmark.texts())
+    row_of = read_results(benchmark.out)
     rows = [row_of[key] for key in keys if key in row_of]
     good = [row for row in rows if "error" not in row]
     missing = {row["key"]: str(row["error"]) for row in rows if "error" in row}

@@ -19,7 +19,7 @@ import numpy as np
 from pacorl.bench.items import Dataset, ImageCache, Item
 from pacorl.bench.options import GENERATOR, BenchmarkOptions
 from pacorl.core.ranking import Floats, Indices, Interval
-from pacorl.generate.image_queue import ImageJob, ImageSource, generate_missing
+from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.generate.image_sources import image_source
 from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.files import text_digest
@@ -263,9 +263,11 @@ class ImageBenchmark(Benchmark[Item]):
     def save_panels(self, job: ImageJob, image: Image) -> None:
         """Write the panels that are measured, if an image is cut."""
 
-    def generate(self, progress: Progress) -> None:
-        """Generate the images that the run's folder lacks."""
-        generate_missing(self.jobs(), self.out, self.source, save_panels=self.save_panels, progress=progress)
+    def generate(self, shard: Shard, progress: Progress) -> None:
+        """Generate a share's images that the run's folder lacks."""
+        generate_missing(
+            self.jobs(), self.out, self.source, shard=shard, save_panels=self.save_panels, progress=progress
+        )
 
 
 # --- figures ---------------------------------------------------------------------------------------------------

@@ -56,6 +56,11 @@ class Shard:
         """
         return in_batches(items, size)[self.index :: self.count]
 
+    @property
+    def file(self) -> str:
+        """File of this process's results. The first one's is that of a single process, which locks the same."""
+        return f"results-{self.index}.jsonl" if self.index else "results.jsonl"
+
 
 @dataclass(frozen=True, slots=True)
 class ImageJob:
