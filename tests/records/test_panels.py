@@ -78,6 +78,14 @@ def test_lists_are_read(text, panels):
         ("Two close-ups of a watch: dial, crown", "close-up of a watch", True),
         ("A two-panel comic about a fox: asleep, awake", "comic about a fox", True),
         ("Two photos of a fox, and a bear", "photo", False),
+        # Words before the medium belong to the subject.
+        ("A clay owl comic with 2 panels: asleep, in snow", "clay owl comic", True),
+        ("A girl in a red coat comic strip of 2 panels: asleep, in snow", "girl in a red coat comic", True),
+        ("A paper dragon storyboard with two images: asleep, in snow", "paper dragon image", True),
+        ("A watercolor series of two images: a fjord, a mill", "watercolor image", False),
+        ("A clay owl in a 2-panel comic: asleep, in snow", "clay owl comic", True),
+        ("A knight in two watercolor panels: asleep, in snow", "A knight in watercolor panels", True),
+        ("Two pictures: 1) asleep 2) reading, all of a sailor", "a sailor", True),
     ],
 )  # fmt: skip
 def test_a_theme_is_a_phrase_and_has_an_identity_if_it_names_a_subject(text, theme, is_one):
@@ -105,6 +113,9 @@ def test_a_theme_is_a_phrase_and_has_an_identity_if_it_names_a_subject(text, the
         ("Three friends including Ann, Bob and Cid", 0),
         ("Three friends taking photos", 0),
         ("A fox in the snow. Make four images.", 0),
+        ("A fox in the snow. Make a 4-panel comic.", 0),
+        ("A man holding a 4-panel comic", 0),
+        ("A girl reading a comic with 4 panels", 0),
         ("Generate one image of a fox", 0),
         ("1) A fox at 3. It naps", 0),
         ("TWO-PANEL Images with a 1x2 grid layout of a fox. [1]-[1]: It runs. [1]-[2]: It sleeps.", 0),

@@ -74,10 +74,17 @@ COUNT = rf"(?P<count>\d{{1,3}}|{'|'.join(NUMBERS[1:])})"
 SEVERAL = r"(?:multiple|several|various|different|many|some|a\s+few)"
 VERB = (
     r"(?:(?:please|can|could|would|will|you|i|i['’]d|we|let['’]s|like|love|want|need|to|see|have|get|generate|create|make|"
-    r"draw|paint|design|produce|show|render|illustrate|give|me|us)[\s,]+){0,9}"
+    r"draw|paint|design|produce|show|render|illustrate|give|me|us)[\s,]++){0,9}"
 )
 """`Could you please draw me`, `I'd like to have`."""
-COLLECTION = r"(?:an?\s+)?(?:[\w-]+\s+){0,2}(?:set|series|sequence|collection|sheet|storyboard|strip|comic)\s+of\s+"
+ARTICLE = r"(?:(?:an?|the|one)\s++)?"
+MEDIUM = "set|series|sequence|collection|sheet|storyboard|strip|collage|comic|manga"
+SHOWN = rf"(?:an?|the|one|his|her|its|their|my|our|your|this|that)\s+(?:{MEDIUM})\b"
+"""`reading a comic`: what an image shows, and no medium."""
+BEFORE = rf"{ARTICLE}(?P<before>(?:(?!{SHOWN})[\w'’-]+,?\s+)*?)(?:(?P<medium>comic|manga)\s*)?"
+"""`a clay owl comic`: words before the medium belong to the subject."""
+STRIP = r"(?:storyboard|strip|collage|(?<=comic)|(?<=manga))"
+COLLECTION = rf"{BEFORE}(?:set|series|sequence|collection|sheet|{STRIP})\s+of\s+"
 OPENING = rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?:the\s+)?"
 SUBJECT = r"(?-i:[a-z]+[^\Wsu]s)\s+\w+ing\b"
 """Plural noun and participle: `three friends taking photos` is one image."""
@@ -101,18 +108,20 @@ REQUESTS = (
         r"(?:\s+of\s+(?:image|picture|panel)s\b)?",
         re.I,
     ),
-    # `a 3-step guide`, `a four-panel comic`
-    re.compile(rf".*?\b{COUNT}[- ](?P<unit>step|stage|panel|part|phase|frame|image|scene|picture)\b", re.I | re.S),
+    # `a 3-step guide`, `an owl in a four-panel comic`
+    re.compile(
+        rf"\s{{0,9}}(?:(?:develop|provide)\s)?{VERB}{ARTICLE}"
+        rf"(?:(?P<subject>[^.!?:]*?)(?<!\ba)(?<!\ban)(?<!\bthe),?\s(?:(?:in|as)\s{ARTICLE})?)??"
+        rf"{COUNT}[- ](?P<unit>step|stage|panel|part|phase|frame|image|scene|picture)\b",
+        re.I,
+    ),
     # `A comic strip with three panels`
     re.compile(
-        rf"\s{{0,9}}{VERB}(?:an?\s+)?(?:[\w-]+\s+){{0,2}}?"
-        rf"(?:(?P<subject>comic)(?:\s+strip)?|strip|storyboard|collage)\s+with\s+{COUNT}\s+"
-        r"(?P<unit>image|picture|panel|scene|frame)s\b",
-        re.I,
+        rf"\s{{0,9}}{VERB}{BEFORE}{STRIP}\s+with\s+{COUNT}\s+(?P<unit>image|picture|panel|scene|frame)s\b", re.I
     ),
     # `A dentist in four scenes`
     re.compile(
-        rf"\s*+{VERB}(?P<subject>.*?)\b(?:in|into|as|over|across)\s+{COUNT}\s+(?:[\w-]+\s+)?"
+        rf"\s*+{VERB}(?P<subject>.*?)\b(?:in|into|as|over|across)\s+{COUNT}\s+(?P<adjectives>(?:[\w-]+\s+)?)"
         r"(?P<unit>image|picture|panel|scene|stage|step|phase)s\b",
         re.I | re.S,
     ),
@@ -133,7 +142,9 @@ ENUMERATIONS = (
     (re.compile(rf"{MARK}in the ({'|'.join(ORDINALS)})(?:\s(?:{VIEW}))?,\s+(?=\S)", re.I), ORDINALS),
 )
 """Marks of a numbered list, and their labels in order."""
-OF_THE_SET = re.compile(r"\b(?:coherent|consistent|matching|similar|related|different|distinct|separate)\s*", re.I)
+OF_THE_SET = re.compile(
+    r"\b(?:coherent|consistent|matching|similar|related|different|distinct|separate|following)\s*", re.I
+)
 """Adjectives that describe the set and not a panel."""
 ADVERBIAL = re.compile(r"\s*(?:in(?!\swhich)|from|with|for|on|at|by)\s", re.I)
 """Content that describes the images before it: `images in watercolor`, `stills from a film`."""
@@ -169,7 +180,7 @@ def numbered_items(text: str) -> tuple[str, list[str]]:
 
 
 def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
-    groups = {"count": "", "subject": "", "adjectives": ""} | match.groupdict(default="")
+    groups = dict.fromkeys(("count", "subject", "before", "medium", "adjectives"), "") | match.groupdict(default="")
     count = groups["count"].lower()
     number = None
     if count:
@@ -179,12 +190,15 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
         return None
 
     # Words before the content that describe the panels: the adjectives, and a noun such as "menu".
-    unit = match["unit"].lower()
-    content = groups["subject"].rstrip(" ,;") + text[match.end() :]
-    adjectives = OF_THE_SET.sub("", groups["adjectives"]).strip()
-    if adjectives or not re.fullmatch(f"{VIEW}|grid", unit) or ADVERBIAL.match(content):
-        content = " ".join([adjectives, unit, content.strip()]).strip()
-    return SetRequest(text, number, content)
+    unit = (groups["medium"] or match["unit"]).lower()
+    adjectives = OF_THE_SET.sub("", groups["before"] + groups["adjectives"]).strip()
+    subject, rest = groups["subject"].rstrip(" ,;"), text[match.end() :]
+    if subject and adjectives:
+        subject += f" in {adjectives} {unit}s"
+    elif not subject and (adjectives or not re.fullmatch(f"{VIEW}|grid", unit) or ADVERBIAL.match(rest)):
+        subject = f"{adjectives} {unit} ".lstrip()
+        rest = rest.strip()
+    return SetRequest(text, number, subject + rest)
 
 
 # --- the template ----------------------------------------------------------------------------------------------
@@ -215,6 +229,8 @@ PROGRESS = re.compile(
     rf"\b(?:progress\w*|stages|steps|phases|growth|evolution|(?:{COUNT}|by)[- ](?:stage|step|phase))\b", re.I
 )
 """`in four stages`, `a 4-step guide`, `step by step`; a singer *on stage* is in none."""
+OF_ALL = re.compile(r"[,;.]\s+all(?P<shared>\s(?:of|showing|depicting)\s(?!them\b|it\b|us\b)[^,;.]+)[.!]?\s*$", re.I)
+"""`…, all of a sailor`: the subject behind the list."""
 BEFORE_AND_AFTER = re.compile(r"\bbefore and after\b(?P<event>[^,;:]*)$", re.I)
 AT = r"(?:at|in|on|by|under|near|inside|behind|beside)\s"
 VIEWS = ["seen from the front", "seen from the side", "in a close-up", "in a wide view"]
@@ -303,6 +319,9 @@ def _items(content: str, count: int, *, marks: re.Pattern[str] = LIST_MARK) -> t
     Args:
         marks: marks that open a list; by default a list of `count` items needs none.
     """
+    if shared := OF_ALL.search(content):
+        subject, items = _items(content[: shared.start()], count, marks=marks)
+        return BEGINNING.sub("", subject.strip(EDGES) + shared["shared"], count=1), items
     content = BEGINNING.sub("", content, count=1)
     subject, items = numbered_items(content)
     if len(items) == count:
