@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar, Literal
+from unittest.mock import Mock
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from pacorl.cli.shared import with_options
+from pacorl.cli.shared import asking, with_options
 from pacorl.config.options import JudgeOptions, inherited, option
 from pacorl.types import Size
 
@@ -73,3 +75,18 @@ def test_the_help_names_a_value_in_a_word_and_a_switch_by_itself() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
     assert text.index("Sorting") < text.index("--memory") < text.index("--order")
     assert re.search(r"--fast\s+Do not look twice", text)
+
+
+def test_many_questions_are_counted_first_and_timed_by_the_first_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pacorl.cli.shared.time", Mock(monotonic=count(step=5).__next__))
+    with asking("judge") as advance:
+        advance(0, 124_750)
+        assert "124,750 questions" in capsys.readouterr().err
+        advance(256, 124_750)
+        assert re.search(r"\d min|\d h", capsys.readouterr().err)
+    with asking("judge") as advance:
+        advance(0, 45)
+        advance(45, 45)
+    assert capsys.readouterr().err == ""

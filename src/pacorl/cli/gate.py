@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -16,11 +17,12 @@ from pacorl.cli.shared import (
     BELOW,
     INCOMPLETE,
     JSON,
+    announce,
+    asking,
     echo,
     echo_errors,
     fault_line,
     print_json,
-    progress,
 )
 from pacorl.config.options import CalibratedJudge, UsageError, option
 
@@ -75,7 +77,7 @@ def score(
     with load_judge(source, judge) as reward:
         # Before any number: the judge's numbers may be meaningless for these images.
         echo_errors(reward.note)
-        with progress(f"questions to {reward.name}") as advance:
+        with asking(reward.name) as advance:
             scores = score_set(
                 reward.judge,
                 panels.images,
@@ -189,7 +191,10 @@ def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]
 
     documents: list[dict[str, Any]] = []
     codes: list[int] = []
+    begun_at = time.monotonic()
     for title, files in sets.items():
+        if len(codes) == 1:
+            announce(f"{len(sets):,} sets take", (time.monotonic() - begun_at) * len(sets))
         # A fault ends its own set alone.
         try:
             checked = gate.check(reward, open_panels(files))
@@ -248,7 +253,7 @@ class Gate:
         from pacorl.gate.check import check_set
 
         least = self.least(len(panels.images))
-        with progress(f"questions to {reward.name}") as advance:
+        with asking(reward.name) as advance:
             return check_set(
                 reward.judge,
                 panels.images,
@@ -333,7 +338,7 @@ def calibrate(
         pairs = comparisons_from(data, scratch=Path(scratch))
         check_readable(chain(*(pair.images for pair in pairs)))
         check_unseen(judge, pairs)
-        with PacoReward.from_pretrained(judge) as reward, progress(f"questions to {reward.name}") as advance:
+        with PacoReward.from_pretrained(judge) as reward, asking(reward.name) as advance:
             name, identity = reward.name, identity_at(judge, reward.judge)
             answers = ask_comparisons(reward.judge, pairs, progress=advance)
 

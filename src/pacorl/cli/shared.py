@@ -30,6 +30,8 @@ INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
 BELOW = 4
 """Exit code if a score is below the requested least score."""
+MANY = 256
+"""Questions of one call of a judge; more are announced."""
 JSON = typer.Option(False, "--json", help="Print JSON.")
 LINE_SECONDS = 30.0
 """Least time between two lines of progress where no terminal shows a bar."""
@@ -121,6 +123,33 @@ def progress(activity: str) -> Iterator[Progress]:
                 echo_errors(f"{activity}: {done:,} of {total:,}")
 
         yield show
+
+
+@contextmanager
+def asking(judge: str) -> Iterator[Progress]:
+    """Show the progress of a judge's questions; of more than `MANY` say how many there are, and how long they take."""
+    with progress(f"questions to {judge}") as advance:
+        begun_at = time.monotonic()
+        measured = False
+
+        def show(done: int, total: int) -> None:
+            nonlocal measured
+            advance(done, total)
+            if total > MANY and not done:
+                echo_errors(f"{total:,} questions to {judge}")
+            elif total > MANY and not measured:
+                measured = True
+                announce("they take", (time.monotonic() - begun_at) * total / done)
+
+        yield show
+
+
+def announce(activity: str, seconds: float) -> None:
+    """Say how long an activity takes, if that is more than a minute."""
+    if seconds > 60:
+        minutes = seconds / 60
+        duration = f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.0f} h"
+        echo_errors(f"{activity} about {duration}")
 
 
 def echo(text: object, *, err: bool = False) -> None:
