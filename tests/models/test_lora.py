@@ -142,7 +142,12 @@ def test_what_is_saved_says_rank_and_scale_to_every_tool(tmp_path: Path) -> None
 # --- refusals --------------------------------------------------------------------------------------------------
 
 
+def flux_layer(name: str, rows: int, columns: int) -> dict[str, Tensor]:
+    return {f"{name}.lora_up.weight": torch.ones(rows, 2), f"{name}.lora_down.weight": torch.ones(2, columns)}
+
+
 NAN = {name: value.masked_fill(value == value.max(), float("nan")) for name, value in state_of().items()}
+FLUX2_UNKNOWN = flux_layer("double_blocks.0.img_mlp.2", 3072, 9216) | flux_layer("double_blocks.9.what", 18432, 3072)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +163,6 @@ NAN = {name: value.masked_fill(value == value.max(), float("nan")) for name, val
         pytest.param(state_of() | {"x.alpha": torch.tensor(1.0)}, "x has no lora_A", id="alpha alone"),
         pytest.param(state_of() | {f"{MODULES[0]}.alpha": torch.ones(2)}, r"to_q\.alpha", id="two alphas"),
         pytest.param(state_of() | {f"{MODULES[0]}.lora_A.weight": torch.ones(0, 16)}, r"\[0, 16\]", id="empty"),
-        pytest.param(prefixed("diffusion_model.double_blocks.0.", state_of()), "lora_state_dict", id="FLUX's authors"),
-        pytest.param(prefixed("lora_unet_", state_of()), "lora_state_dict", id="kohya"),
         pytest.param(NAN, r"lora_.\.weight of .* NaN", id="NaN"),
         pytest.param({name: value.bfloat16() for name, value in NAN.items()}, "NaN", id="NaN in bf16"),
         pytest.param(prefixed("base_model.model.", state_of()), r"adapter_config\.json", id="no config"),
@@ -168,6 +171,21 @@ NAN = {name: value.masked_fill(value == value.max(), float("nan")) for name, val
 def test_what_is_not_plain_is_refused(tmp_path: Path, tensors: dict[str, Tensor], named: str) -> None:
     with pytest.raises(ValueError, match=rf"lora\.safetensors.*{named}"):
         read_lora(saved(tmp_path / "lora.safetensors", tensors))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "layer", "named"),
+    [
+        pytest.param(flux_layer("lora_unet_single_blocks_0_linear1", 7, 7), "ff.net.2", "Flux", id="width"),
+        pytest.param(flux_layer("lora_unet_double_blocks_0_what", 2, 2), "ff.net.2", "blocks_0_what", id="unknown"),
+        pytest.param(FLUX2_UNKNOWN, "ff.linear_in", "double_blocks_9_what", id="unknown of FLUX.2"),
+    ],
+)
+def test_what_diffusers_cannot_translate_is_refused(
+    tmp_path: Path, tensors: dict[str, Tensor], layer: str, named: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"lora\.safetensors.*{named}"):
+        read_lora(saved(tmp_path / "lora.safetensors", tensors), layers=[f"transformer_blocks.0.{layer}"])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tests.zoo.comfy import FLUX
+from tests.zoo.comfy import FLUX, targets_of
 from torch import Tensor, nn
 
 from pacorl.models.lora import save_lora
@@ -77,10 +77,16 @@ def diffusers_metadata(adapter: Adapter, folder: Path) -> Path:
     return folder / "pytorch_lora_weights.safetensors"
 
 
+def kohya(adapter: Adapter, folder: Path) -> Path:
+    """Names without dots; FLUX's in its authors' words, q, k and v in one."""
+    tensors = fused(adapter) if adapter.is_flux else adapter.state | alphas(adapter)
+    return _file(folder, {_flat("lora_unet_", name): value for name, value in _down_up(tensors).items()})
+
+
 def diffusion_model(adapter: Adapter, folder: Path) -> Path:
-    """As ComfyUI and ai-toolkit save, in diffusers' names."""
-    tensors = _down_up(adapter.state | alphas(adapter))
-    return _file(folder, {f"diffusion_model.{name}": value for name, value in tensors.items()})
+    """As ComfyUI and ai-toolkit save."""
+    tensors = fused(adapter) if adapter.is_flux else adapter.state | alphas(adapter)
+    return _file(folder, {f"diffusion_model.{name}": value for name, value in _down_up(tensors).items()})
 
 
 def down_and_up(adapter: Adapter, folder: Path) -> Path:
@@ -102,6 +108,7 @@ FORMS: dict[str, Callable[[Adapter, Path], Path]] = {
     "peft with old": peft_with_old,
     "diffusers with alphas": diffusers_alphas,
     "diffusers with metadata": diffusers_metadata,
+    "kohya": kohya,
     "diffusion_model": diffusion_model,
     "down and up": down_and_up,
     "ours": ours,
@@ -112,8 +119,34 @@ def alphas(adapter: Adapter) -> State:
     return {f"{module}.alpha": torch.tensor(float(adapter.alpha)) for module in adapter.modules()}
 
 
+def fused(adapter: Adapter) -> State:
+    """An adapter of FLUX for its authors' matrices, as kohya's own conversion writes it.
+
+    The A of q, k and v lie one above the other and their B are the blocks of a diagonal, so the rank is three times
+    theirs, and so is α.
+    """
+    by_weight: dict[str, list[str]] = {}
+    targets = targets_of(adapter.base)
+    for module in adapter.modules():
+        by_weight.setdefault(targets[module][0], []).append(module)
+    state: State = {}
+    for weight, modules in by_weight.items():
+        modules.sort(key=lambda module: targets[module][1].start or 0)
+        state[f"{weight}.lora_A.weight"] = torch.cat([adapter.state[f"{module}.lora_A.weight"] for module in modules])
+        state[f"{weight}.lora_B.weight"] = torch.block_diag(
+            *(adapter.state[f"{module}.lora_B.weight"] for module in modules)
+        )
+        state[f"{weight}.alpha"] = torch.tensor(float(adapter.alpha * len(modules)))
+    return state
+
+
 def _down_up(state: Mapping[str, Tensor]) -> State:
     return {name.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up."): v for name, v in state.items()}
+
+
+def _flat(prefix: str, name: str) -> str:
+    module, dot, ending = name.partition(".lora_") if ".lora_" in name else name.rpartition(".")
+    return prefix + module.replace(".", "_") + dot + ending
 
 
 def _file(folder: Path, tensors: Mapping[str, Tensor]) -> Path:

@@ -5,8 +5,9 @@
 | PEFT | `base_model.model.X.lora_A.weight` | adapter_config.json in the same folder |
 | diffusers | `transformer.X.lora_A.weight` | `X.alpha` tensors, or the file's metadata, else the rank |
 | down and up | `X.lora_down.weight` | `X.alpha` tensors, else the rank |
+| kohya, ComfyUI | `lora_unet_…`, FLUX's own names of its blocks | `….alpha` tensors |
 
-A module's change is α/rank · B·A.
+Names of the last row pass diffusers' converters. A module's change is α/rank · B·A.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ SIDES = {"lora_A": "A", "lora_B": "B", "lora_down": "A", "lora_up": "B"}
 WEIGHT = re.compile(r"(?P<module>.+?)\.((?P<side>lora_A|lora_B|lora_down|lora_up)(\.\w+)?\.weight|alpha)")
 FOREIGN = re.compile(r"lora_unet_|lora_transformer_|(double|single)_blocks\.")
 """Names of kohya and of FLUX's authors, which diffusers' converters read."""
+CONVERTERS = {".ff.linear_in": "Flux2", ".img_mlp.": "QwenImage", ".ff.net.": "Flux"}
+"""Part of the names of a model's layers → prefix of diffusers' class with its converter."""
 NOT_PLAIN = ("use_dora", "alora_invocation_tokens", "layer_replication")
 """Keys of PEFT's config that make an adapter more than a sum with the base's weights."""
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
@@ -139,7 +142,7 @@ def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Calla
 
     Args:
         layers: Names of the model's layers: prefixes of wrappers are stripped until one fits. Without layers, all
-            prefixes are stripped.
+            prefixes are stripped, and kohya's names stay.
         rename: Name of a module in the file → its name in today's code.
 
     Raises:
@@ -158,11 +161,6 @@ def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Calla
         if not match:
             raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
         module = _unwrapped(match["module"], layers)
-        if FOREIGN.match(module):
-            raise ValueError(
-                f"{file}: {name} is a name of kohya's or of FLUX's authors; translate the file by diffusers' "
-                "lora_state_dict, as docs/models.md shows"
-            )
         side = SIDES[match["side"]] if match["side"] else "alpha"
         if side in pairs[module]:
             raise ValueError(f"{file} holds several adapters, one of them with {name}; save the one that is meant")
@@ -183,7 +181,10 @@ def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Calla
             state[f"{rename(module)}.lora_{side}.weight"] = pair[side]
         with blamed_on(f"{file}: its config"):
             alphas[rename(module)] = _alpha(pair, config, module)
-    return Lora(state, alphas, str(config.get("base_model_name_or_path") or ""))
+    lora = Lora(state, alphas, str(config.get("base_model_name_or_path") or ""))
+    if layers and any(FOREIGN.match(module) for module in alphas):
+        return _translated(file, lora, layers)
+    return lora
 
 
 def _config(file: Path, tensors: Collection[str], metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -252,6 +253,41 @@ def _alpha(pair: Mapping[str, Tensor], config: Mapping[str, Any], module: str) -
     if config.get("use_rslora"):
         return alpha * math.sqrt(rank)
     return alpha
+
+
+def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:
+    """Translate the names of kohya and of FLUX's authors by diffusers' converters, which fold α in."""
+    from diffusers.loaders import lora_pipeline
+
+    # kohya's spelling of all of them, where the converters read α.
+    tensors: dict[str, Tensor] = {}
+    for module, alpha in lora.alphas.items():
+        name = module.replace(".", "_")
+        if not name.startswith("lora_"):
+            name = f"lora_unet_{name}"
+        tensors[f"{name}.lora_down.weight"] = lora.state[f"{module}.lora_A.weight"]
+        tensors[f"{name}.lora_up.weight"] = lora.state[f"{module}.lora_B.weight"]
+        tensors[f"{name}.alpha"] = torch.tensor(alpha, dtype=torch.float64)
+
+    kind = next((kind for part, kind in CONVERTERS.items() if any(part in layer for layer in layers)), "Flux")
+    try:
+        converted: dict[str, Tensor] = getattr(lora_pipeline, f"{kind}LoraLoaderMixin").lora_state_dict(tensors)
+    # diffusers reports an unknown form by any of these errors.
+    except (ValueError, KeyError, AssertionError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{file}: diffusers' converter of {kind} cannot read it: {reason}") from None
+    # The converter cuts kohya's names at underscores, also in this layer of Qwen-Image 2.1, which it does not know.
+    state = {
+        name.removeprefix("transformer.").replace(".img_mlp.gate.layer.", ".img_mlp.gate_layer."): value
+        for name, value in converted.items()
+    }
+    alphas = {name.removesuffix(".lora_A.weight"): float(len(state[name])) for name in state if ".lora_A." in name}
+    # FLUX.2's converter removes the names it supports from the tensors, and ignores the rest; the one for
+    # `lora_transformer_` gives several modules one name.
+    if len(alphas) < len(lora.alphas) or (kind == "Flux2" and tensors):
+        lost = min(tensors, default="several modules")
+        raise ValueError(f"{file}: diffusers' converter of {kind} does not know {lost}; merge it into its base")
+    return Lora(state, alphas, lora.base)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
