@@ -154,7 +154,7 @@ def load_data(config: JudgeConfig) -> JudgeData:
             check_readable(path for comparison in [*train, *evaluation] for path in comparison.images)
 
         # What is trained on is not held out.
-        learned = shared_pairs(evaluation, train) if evaluation else []
+        learned = set(shared_pairs(evaluation, train)) if evaluation else set()
         if learned and processes().is_main_process:
             logger.warning("%d of %d evaluation pairs are trained on, and left out", len(learned), len(evaluation))
         evaluation = [pair for pair in evaluation if pair not in learned]
