@@ -17,6 +17,8 @@ from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 
 WORDS = 256
+PADDING = 0
+"""Of shorter texts in a batch; no word has this number."""
 
 
 class Block(nn.Module):
@@ -30,9 +32,9 @@ class Block(nn.Module):
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         query, key, value = self.qkv(self.norm(x)).chunk(3, -1)
-        x = x + F.scaled_dot_product_attention(query, key, value)
+        x = x + F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         return x + self.mlp(x)
 
 
@@ -51,8 +53,10 @@ class Painter(ModelMixin, ConfigMixin):
         """`where_BN3`: the noise level, row and column of each token."""
         words = self.words(words_BL)
         hidden = torch.cat([words, self.into(torch.cat([x_BNC, where_BN3], -1))], 1)
+        # Without the mask, an image would depend on the longest text of its batch.
+        seen = F.pad(words_BL != PADDING, (0, x_BNC.shape[1]), value=True)[:, None]
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden, seen)
         return self.out(hidden[:, words.shape[1] :])
 
 
@@ -73,12 +77,13 @@ class PainterPolicy(PipelinePolicy):
 
     def encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
         (text,) = texts
-        return {"words": torch.tensor([[zlib.crc32(word.encode()) % WORDS for word in text.split()]])}
+        return {"words": torch.tensor([[1 + zlib.crc32(word.encode()) % (WORDS - 1) for word in text.split()]])}
 
     def collate(self, conditionings):
         longest = max(conditioning.tensors["words"].shape[1] for conditioning in conditionings)
         rows = [conditioning.tensors["words"] for conditioning in conditionings]
-        return self.on_device({"words": torch.cat([F.pad(row, (0, longest - row.shape[1])) for row in rows])})
+        padded = [F.pad(row, (0, longest - row.shape[1]), value=PADDING) for row in rows]
+        return self.on_device({"words": torch.cat(padded)})
 
     def velocity(self, x_BNC, sigma_B, conditioning, size):
         rows, cols = self.token_grid(size)

@@ -23,12 +23,13 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import denoise
 from pacorl.grpo.rows import forward_batches
 from pacorl.rewards.reward import Reward, RewardFunction, scores_of
+from pacorl.types import Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.models.policies.pipeline import PipelinePolicy
-    from pacorl.types import Prompt, Size
+    from pacorl.types import Prompt
 
 STD, SIGMA = 0.3, 0.6
 """Standard deviation of the stochastic step; noise level of endpoints."""
@@ -122,23 +123,32 @@ Pipeline = Callable[["Prompt", int], Tensor]
 its packed latents (1, N, C)."""
 
 
-def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, pipeline: Pipeline) -> None:
+def check_policy(
+    policy: PipelinePolicy,
+    prompts: Sequence[Prompt],
+    size: Size | tuple[int, int],
+    *,
+    pipeline: Pipeline | None = None,
+) -> None:
     """Check a generator against its diffusers pipeline: latents of prompts alone and in one batch.
 
     Args:
         policy: in float32, usually with random weights that depend on every input.
         prompts: prompts of one image size, with texts of different lengths.
-        size: size of the images, or the area of edits.
-        pipeline: the pipeline of the same weights, without the policy's changes.
+        size: size of the images, or the area of edits; a tuple is height and width.
+        pipeline: the pipeline of the same weights, without the policy's changes; without one, a batch alone is checked.
 
     Raises:
         AssertionError: with the fault, if the generator breaks the contract.
     """
+    if isinstance(size, tuple):
+        size = Size(*size)
     together = endpoints(policy, prompts, size)
     assert together.std() > 0.1, "the latents are nearly constant, so that the comparison is void"
     for number, prompt in enumerate(prompts):
-        expected = pipeline(prompt, number)
-        for ours in (endpoints(policy, [prompt], size, seed=number), together[number : number + 1]):
+        alone = endpoints(policy, [prompt], size, seed=number)
+        expected = pipeline(prompt, number) if pipeline else alone
+        for ours in (alone, together[number : number + 1]):
             torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
 
 

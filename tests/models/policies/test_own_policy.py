@@ -17,6 +17,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.lora import read_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.spec import PolicySpec
+from pacorl.testing import check_policy
 from pacorl.tiny import CHECKPOINTS
 from pacorl.types import Prompt, Size
 
@@ -43,6 +44,11 @@ def test_it_generates_by_its_name_alone(checkpoint: Path) -> None:
     images = generator.sample(prompts, [0, 0], size=Size(32, 48), steps=2)
     assert [image.size for image in images] == [(48, 32)] * 2
     assert images[0] != images[1]
+
+
+def test_it_keeps_the_contract_with_texts_of_different_lengths(checkpoint: Path) -> None:
+    policy = Generator.from_pretrained(str(checkpoint), kind=KIND, dtype="float32").policy
+    check_policy(policy, [Prompt(0, "a fox"), Prompt(1, "a blue fox that jumps over a brook")], (32, 48))
 
 
 def test_it_trains_with_a_ratio_of_exactly_1(checkpoint: Path, tmp_path: Path) -> None:
