@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from pacorl.bench.gedit import SUBSETS, GeditBench, Scores
 from pacorl.bench.options import BenchmarkOptions
 from pacorl.cli import app
-from pacorl.cli.shared import INCOMPLETE
+from pacorl.config.options import INCOMPLETE
 from pacorl.io.documents import object_within, read_jsonl, typed
 from pacorl.io.images import open_image
 from pacorl.types import Question

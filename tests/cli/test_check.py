@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.cli.gate import CheckOptions, Gate
-from pacorl.cli.shared import BELOW
+from pacorl.config.options import BELOW
 from pacorl.core.calibration import Curve
 from pacorl.core.grid import join
 from pacorl.gate.paco_reward import PacoReward
@@ -115,6 +115,16 @@ def test_a_foreign_image_or_reference_asks_for_a_judge(folder: Path, tmp_path: P
         result = CliRunner().invoke(app, ["check", *arguments, *gate])
         assert getattr(result.exception, "exit_code", 0) == 2
         assert "name a judge with --judge" in str(result.exception)
+    # Of several sets each has its own fault: a broken file, a folder without images, a foreign image.
+    shutil.copytree(tmp_path / "sets" / "a", tmp_path / "sets" / "broken")
+    (tmp_path / "sets" / "broken" / "4.png").write_bytes(b"cut off")
+    (tmp_path / "sets" / "empty").mkdir()
+    shutil.copytree(folder, tmp_path / "sets" / "foreign")
+    result = CliRunner().invoke(app, ["check", "--sets", str(tmp_path / "sets"), "--json", *gate])
+    documents = json.loads(result.stdout)
+    assert [document["code"] for document in documents] == [0, 1, 1, 2]
+    faults = ("4.png", "empty", "name a judge with --judge")
+    assert all(fault in document["error"] for fault, document in zip(faults, documents[1:], strict=True))
 
 
 def test_an_error_leaves_no_page_of_an_earlier_verdict(folder: Path, tmp_path: Path) -> None:
@@ -131,7 +141,7 @@ def test_an_error_leaves_no_page_of_an_earlier_verdict(folder: Path, tmp_path: P
 
 
 def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not as an error of the set: a scheduler may run the check again."""
     monkeypatch.setattr("pacorl.cli.gate.SILENCE_SECONDS", 0.3)
@@ -150,8 +160,18 @@ def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
     with FakeServer(behave=only_controls).running() as server:
         access = ("--judge", f"{server.url}#judge", "--min", 0.5, "--json")
         result = run("check", *(folder / f"{number}.png" for number in (1, 2, 3)), *access)
+        for name in "abc":
+            shutil.copytree(folder, tmp_path / name)
+        checked: list[object] = []
+        check = Gate.check
+        monkeypatch.setattr(Gate, "check", lambda *given: checked.append(given) or check(*given))
+        several = run("check", "--sets", tmp_path, *access)
     assert getattr(result.exception, "exit_code", 0) == 75
     assert "has not answered" in str(result.exception)
+    # The sets after an outage do not wait each for itself.
+    assert several.exit_code == 75
+    assert [document["code"] for document in json.loads(several.stdout)] == [75] * 3
+    assert len(checked) == 1
 
 
 def test_a_folder_of_sets_has_one_document_and_the_worst_code(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tiny_sets import draw_grid
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.cli.shared import INCOMPLETE
+from pacorl.config.options import INCOMPLETE
 from pacorl.core.questions import same_theme
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.local import LocalJudge

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from judges import by_grey, grey
 from PIL import Image, ImageDraw, ImageStat
 
+from pacorl.config.options import INCOMPLETE
 from pacorl.gate.check import CONTROL_FIGURE, ControlError, check_lines, check_page, check_set
 from pacorl.io.images import open_image
 from pacorl.types import Question
@@ -60,7 +62,7 @@ def test_the_verdict_is_the_same_in_every_order(shades: list[int], least: float)
 def test_the_images_whose_controls_fail_are_named() -> None:
     check = check_set(Asked(by_grey), grey(FIGURE_GREY, 20, 20, 25), least=0.5)
     assert check_lines(check, judge="grey")[-1] == "12 questions to grey, controls failed for image 1."
-    assert (check.passed, check.failed, check.unsure, check.odd_one_out) == (False, (), (0,), None)
+    assert (check.passed, check.failed, check.unsure, check.odd_one_out) == (None, (), (0,), None)
     page = check_page(check, judge="grey")
     assert re.search("image 1 with a drawn figure.*<b>failed</b>", page)
     assert "<b>unsure</b>" in page
@@ -97,6 +99,9 @@ def test_without_an_answer_no_panel_passes() -> None:
     check = check_set(Asked(answer), grey(20, 21, 22), least=0.5)
     assert [panel.score for panel in check.panels] == [None, pytest.approx(0.99), None]
     assert check.unsure == (0, 2)
+    document = check.to_dict()
+    assert (document["passed"], document["code"]) == (None, INCOMPLETE)
+    assert [panel["passed"] for panel in document["panels"]] == [None, True, None]
     assert [pair.error for pair in check.scores.missing] == ["no connection"]
 
 
@@ -104,6 +109,9 @@ def test_at_the_threshold_a_panel_passes() -> None:
     (score,) = {panel.score for panel in check_set(Asked(by_grey), grey(20, 30), least=0.5).panels}
     assert score is not None
     assert check_set(Asked(by_grey), grey(20, 30), least=score).passed
+    for least in (-0.1, 2, math.nan):
+        with pytest.raises(ValueError, match=f"least {least}"):
+            check_set(Asked(by_grey), grey(20, 30), least=least)
 
 
 def test_the_page_is_whole() -> None:

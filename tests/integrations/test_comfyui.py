@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import pacorl
 from pacorl.cli import app
-from pacorl.cli.shared import BELOW
+from pacorl.config.options import BELOW
 from pacorl.core.grid import join
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.judge.local import LocalJudge

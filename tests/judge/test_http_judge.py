@@ -311,6 +311,10 @@ def test_the_key_comes_from_the_environment_and_a_refused_one_is_not_shown(
         judge_of(server, api_key_env="JUDGE_KEY")
     assert "very-secret" not in str(caught.value)
     assert "Bearer ***" in str(caught.value)
+    # By default it is in the variable that the message names.
+    monkeypatch.setenv("PACORL_API_KEY", "another")
+    with judge_of(server) as judge:
+        assert_all_right(judge)
 
 
 def test_a_key_for_other_services_stays_here(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

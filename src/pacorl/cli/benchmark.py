@@ -8,7 +8,8 @@ from typer import Argument, Exit
 
 from pacorl.bench.benchmarks import BENCHMARKS
 from pacorl.bench.options import BenchmarkOptions
-from pacorl.cli.shared import INCOMPLETE, echo, echo_errors, print_json, progress
+from pacorl.cli.shared import echo, echo_errors, print_json, progress
+from pacorl.config.options import INCOMPLETE
 
 
 def benchmark(

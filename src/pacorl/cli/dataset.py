@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Exit, Option
 
-from pacorl.cli.shared import INCOMPLETE, Commands, echo, echo_errors, needing, progress
-from pacorl.config.options import LARGEST, SEEDS, GeneratorOptions, JudgeOptions, UsageError, inherited, option
+from pacorl.cli.shared import Commands, echo, echo_errors, needing, progress
+from pacorl.config.options import (
+    INCOMPLETE,
+    LARGEST,
+    SEEDS,
+    GeneratorOptions,
+    JudgeOptions,
+    UsageError,
+    inherited,
+    option,
+)
 from pacorl.types import TINY
 
 if TYPE_CHECKING:

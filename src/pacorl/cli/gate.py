@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Exit, Option
 
-from pacorl.cli.shared import (
-    BELOW,
-    INCOMPLETE,
-    JSON,
-    announce,
-    asking,
-    echo,
-    echo_errors,
-    fault_line,
-    print_json,
-)
-from pacorl.config.options import CalibratedJudge, UsageError, option
+from pacorl.cli.shared import JSON, announce, asking, echo, echo_errors, fault_line, print_json
+from pacorl.config.options import BELOW, INCOMPLETE, CalibratedJudge, UsageError, option
 
 if TYPE_CHECKING:
     from pacorl.gate.check import Check
@@ -72,7 +62,7 @@ def score(
             f"{panels.names[0]} has nothing to be compared with; give two images or more, or cut a page into panels by "
             "--grid, such as 2x2"
         )
-    source = _judge_of(judge, files_of(images))
+    source = _judge_of(judge, [files_of(images)])
 
     with load_judge(source, judge) as reward:
         # Before any number: the judge's numbers may be meaningless for these images.
@@ -149,12 +139,12 @@ def check(
         most = len(panels.images)
     gate = Gate(ask, judge.calibration)
     gate.least(most)
-    source = _judge_of(judge, [*chain(*files.values()), *gate.references])
+    source = _judge_of(judge, [[*each, *gate.references] for each in files.values()])
 
     with load_judge(source, judge) as reward:
         echo_errors(reward.note)
         if sets:
-            raise Exit(_check_sets(gate, reward, files, as_json=as_json))
+            raise Exit(_check_sets(gate, judge, reward, files, as_json=as_json))
         checked = gate.check(reward, panels)
 
     # The page comes before the output, which may fail on a closed pipe.
@@ -166,7 +156,7 @@ def check(
     else:
         echo("\n".join(check_lines(checked, judge=reward.name)))
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
-    raise Exit(code_of(checked))
+    raise Exit(checked.code)
 
 
 def _sets_in(folder: Path) -> dict[str, list[str]]:
@@ -174,21 +164,28 @@ def _sets_in(folder: Path) -> dict[str, list[str]]:
     from pacorl.gate.panels import files_of
     from pacorl.io.images import images_in, recipe_of
 
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; --sets takes one with a subfolder or a page for each set")
     files = {}
     # Any image is a page, so that none passes unseen, but the panels of one. `tries` are drafts.
     for path in [*sorted(folder.glob("*/")), *images_in(folder)]:
         if path.name != "tries" and "panel" not in recipe_of(path):
             files[path.name] = files_of([path])
     if not files:
-        raise ValueError(f"{folder} holds no sets; --sets takes a folder with a subfolder or a page for each")
+        raise ValueError(f"{folder} holds no sets; --sets takes a folder with a subfolder or a page for each set")
     return files
 
 
-def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]], *, as_json: bool) -> int:
+def _check_sets(
+    gate: Gate, judge: CalibratedJudge, reward: PacoReward, sets: Mapping[str, Sequence[str]], *, as_json: bool
+) -> int:
     """Check each set of files, and return the worst exit code."""
     from pacorl.gate.check import verdict_lines
     from pacorl.gate.panels import open_panels
+    from pacorl.io.outage import UnreachableError
+    from pacorl.judge import default_judge
 
+    outage: UnreachableError | None = None
     documents: list[dict[str, Any]] = []
     codes: list[int] = []
     begun_at = time.monotonic()
@@ -197,15 +194,23 @@ def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]
             announce(f"{len(sets):,} sets take", (time.monotonic() - begun_at) * len(sets))
         # A fault ends its own set alone.
         try:
-            checked = gate.check(reward, open_panels(files))
+            # After one wait for a silent server no further set waits for it.
+            if outage:
+                raise outage
+            panels = open_panels(files)
+            if not judge.judge:
+                default_judge([[*files, *gate.references]])
+            checked = gate.check(reward, panels)
         except (ValueError, OSError, RuntimeError) as fault:
+            if isinstance(fault, UnreachableError):
+                outage = fault
             codes.append(int(getattr(fault, "exit_code", 1)))
-            verdict: dict[str, Any] = {"passed": None, "error": fault_line(fault)}
+            verdict: dict[str, Any] = {"passed": None, "code": codes[-1], "error": fault_line(fault)}
             lines = ["no verdict", *fault_line(fault).split("\n")]
         else:
-            codes.append(code_of(checked))
+            codes.append(checked.code)
             verdict, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
-        documents.append({"set": title, **reward.about, "code": codes[-1], **verdict})
+        documents.append({"set": title, **reward.about, **verdict})
         if not as_json:
             echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
     if as_json:
@@ -277,11 +282,15 @@ class Gate:
         return [[character.name for character in cast] or names for cast in characters_of(prompt)]
 
 
-def _judge_of(judge: CalibratedJudge, files: Sequence[str]) -> str:
-    """Return the named judge, or the default one for these images. Raises ValueError if it is missing."""
+def _judge_of(judge: CalibratedJudge, sets: Iterable[Sequence[str]]) -> str:
+    """Return the named judge, or the default one, which can read at least one set. Raises ValueError if it is missing.
+
+    Args:
+        sets: Files of each set, its references included.
+    """
     from pacorl.judge import check_judge, default_judge
 
-    source = judge.judge or default_judge(map(Path, files))
+    source = judge.judge or default_judge(sets)
     check_judge(source, calibration=judge.calibration or "")
     return source
 
@@ -299,14 +308,6 @@ def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
     if isinstance(reward.judge, RemoteJudge):
         reward.judge.wait_for_outages(SILENCE_SECONDS)
     return reward
-
-
-def code_of(check: Check) -> int:
-    """Return the exit code of a verdict."""
-    # A low score outranks a missing score: it is certain.
-    if check.failed:
-        return BELOW
-    return INCOMPLETE if check.unsure else 0
 
 
 # --- calibrate -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Exit, Option
 
-from pacorl.cli.gate import CheckOptions, Gate, code_of
+from pacorl.cli.gate import CheckOptions, Gate
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, print_plan
 from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, panels_again, read_page
 from pacorl.cli.shared import JSON, echo, echo_errors, print_json, progress
@@ -284,7 +284,7 @@ def _check_request(
     source = choice.judge
     if request.page and gate:
         gate.least(len(request.page.prompts))
-        return source or default_judge([request.page.path, *map(Path, gate.references)])
+        return source or default_judge([[request.page.path, *gate.references]])
     limit = generator.spec_of(request.prompts).policy.max_references
     for prompt in request.prompts:
         if gate:
@@ -313,7 +313,7 @@ def _redraw_page(redrawing: Redrawing, page: FinishedPage, target: Path, *, as_j
         print_json({**reward.about, **document, "file": str(target)})
     else:
         echo("\n".join([*check_lines(after, judge=reward.name), str(target)]))
-    return code_of(after)
+    return after.code
 
 
 def _deliver(
@@ -346,7 +346,7 @@ def _deliver(
             write_atomic(draft, png_bytes(image.image, recipe_texts(image, judge=judge)))
             page = read_page(draft, redrawing.options, image.prompt.characters)
             after, verdict = redrawing.repaired(page, path)
-            codes.append(code_of(after))
+            codes.append(after.code)
             # The score was that of the draft.
             shown = replace(image, judged=None)
         else:

@@ -26,10 +26,6 @@ from pacorl.io.terminal import Progress, printable, printable_json
 if TYPE_CHECKING:
     from pacorl.plan.plan import Plan
 
-INCOMPLETE = 3
-"""Exit code if an item has no judgement, or was left out with the user's permission."""
-BELOW = 4
-"""Exit code if a score is below the requested least score."""
 MANY = 256
 """Questions of one call of a judge; more are announced."""
 JSON = typer.Option(False, "--json", help="Print JSON.")

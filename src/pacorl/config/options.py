@@ -27,6 +27,11 @@ SEEDS = 2**53
 JUDGE_KEY = "PACORL_API_KEY"
 """Environment variable of the key of a judge's server: callers send it, and `pacorl serve` asks for it."""
 
+INCOMPLETE = 3
+"""Exit code if an item has no judgement, or was left out with the user's permission."""
+BELOW = 4
+"""Exit code if a score is below the requested least score."""
+
 
 class UsageError(ValueError):
     """A wrong use of a command."""

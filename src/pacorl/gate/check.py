@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Resampling
 
+from pacorl.config.options import BELOW, INCOMPLETE
 from pacorl.core.set_scores import median_with
 from pacorl.gate.scores import Scores, p_yes_text, score_set
 from pacorl.io.images import as_rgb, open_image
@@ -32,6 +33,11 @@ CONTROLS = ("the same image", "a crop of the image", "a drawn figure of another 
 """Second images of the controls; only the last shows another character."""
 CROP = 64
 """The cropped control loses 1/CROP of its width and height on each side."""
+
+PASSED = {"ok": True, "fails": False, "unsure": None}
+"""Status of a panel → whether it passes."""
+CODES = {True: 0, False: BELOW, None: INCOMPLETE}
+"""Whether a set passes → exit code."""
 
 Group = tuple[str | None, Sequence[int]]
 """A character and the indices of its reference images; None and the indices of the other panels."""
@@ -127,9 +133,17 @@ class Check:
         return self._panels_with("fails")
 
     @property
-    def passed(self) -> bool:
-        """Whether every panel reaches the threshold."""
-        return not self.failed + self.unsure
+    def passed(self) -> bool | None:
+        """Whether every panel reaches the threshold; None if none fails and one is unsure."""
+        # A low score outranks a missing score: it is certain.
+        if self.failed:
+            return False
+        return None if self.unsure else True
+
+    @property
+    def code(self) -> int:
+        """Exit code of the verdict."""
+        return CODES[self.passed]
 
     @property
     def misjudged(self) -> str:
@@ -170,10 +184,11 @@ class Check:
         failed = self.failed
         return {
             "passed": self.passed,
+            "code": self.code,
             "least": self.least,
             "calibrated": self.scores.calibrated,
             "odd_one_out": self.panels[failed[0]].image if failed else None,
-            "panels": [{"passed": self.status(n) == "ok", **asdict(each)} for n, each in enumerate(self.panels)],
+            "panels": [{"passed": PASSED[self.status(n)], **asdict(each)} for n, each in enumerate(self.panels)],
             "controls": list(map(asdict, self.controls)),
             "question": self.scores.question,
             "asked": self.asked,
@@ -211,7 +226,7 @@ def check_set(
     """Check whether images show the same, after the controls.
 
     Args:
-        least: Threshold of a panel's score, from 0 to 1 (`judge.calibration.threshold`).
+        least: Threshold of a panel's score, from 0 to 1 (`pacorl.judge.calibration.threshold` gives the default).
         names: Display names; numbered if empty.
         characters: Name and reference images of each character.
         casts: Names of the characters that each image shows, one or more; all of them in every image if empty.
@@ -220,8 +235,10 @@ def check_set(
 
     Raises:
         ControlError: if a control of every image is answered wrongly.
-        ValueError: for an invalid image, or for a single image without a reference.
+        ValueError: for an invalid image or threshold, or for a single image without a reference.
     """
+    if not 0 <= least <= 1:
+        raise ValueError(f"least {least} is no threshold of P(Yes); give one from 0 to 1")
     # References first, then panels.
     every: list[Image] = []
     labels: list[str] = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
 
-from pacorl.config.options import JUDGE_KEY, UsageError
+from pacorl.config.options import UsageError
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.io.files import text_digest
 from pacorl.io.images import recipe_of
@@ -97,11 +96,8 @@ def identity_at(source: str, judge: Judge | None = None) -> str:
 
 
 def settings_of(source: str, *, memory: str) -> JudgeSettings:
-    """Return the settings of a command's judge, whose server's key is in the environment."""
-    settings = JudgeSettings(checkpoint=source).in_memory(memory)
-    if settings.remote and os.environ.get(JUDGE_KEY):
-        settings = settings.model_copy(update={"api_key_env": JUDGE_KEY})
-    return settings
+    """Return the settings of a command's judge."""
+    return JudgeSettings(checkpoint=source).in_memory(memory)
 
 
 def judge_from(source: str, *, memory: str = "normal", **options: Any) -> tuple[Judge, str]:
@@ -134,16 +130,17 @@ def judge_for(source: str, *, edits: bool) -> str:
     return TINY_EDITS if edits and source == TINY else source
 
 
-def default_judge(images: Iterable[Path | bytes]) -> str:
-    """Return the tiny judge for images that the tiny generator made, by the recipes in their files.
+def default_judge(sets: Iterable[Sequence[Path | str]]) -> str:
+    """Return the tiny judge if the tiny generator made all images of a set, by the recipes in their files.
 
     Raises:
-        UsageError: for any other image, of which that judge can say nothing.
+        UsageError: for sets with other images, of which that judge can say nothing.
     """
-    made_by = [recipe_of(image).get("model") for image in images]
-    if not made_by or set(made_by) != {TINY}:
-        raise UsageError(NO_JUDGE)
-    return TINY
+    for images in sets:
+        others = [image for image in images if recipe_of(Path(image)).get("model") != TINY]
+        if not others:
+            return TINY
+    raise UsageError(f"{others[0]} was not made by the tiny generator; {NO_JUDGE}")
 
 
 def check_judge(source: str, *, adapter: str = "", calibration: str | Path = "") -> None:

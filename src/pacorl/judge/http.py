@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -203,7 +204,7 @@ class HttpJudge:
         Args:
             model: The model's name there; empty for a server's only one.
             url: Base URL of the server.
-            api_key_env: The environment variable of the key.
+            api_key_env: The environment variable of the key; by default `JUDGE_KEY`, if it is set.
             concurrency: Concurrent requests of all `processes` (ranks) together.
             timeout: Seconds for an answer.
             retries: Further requests of openai's client before a verdict is missing.
@@ -241,7 +242,7 @@ class HttpJudge:
         """Whether the present outage was logged."""
 
         # The key is the transport's: variables for OpenAI's own service stay here.
-        self._key = key_from(api_key_env)
+        self._key = key_from(api_key_env) or os.environ.get(JUDGE_KEY, "")
         self._key_variable = api_key_env or KEY
         transport = httpx2.AsyncClient(**client_options(self.url, seconds=timeout, key=self._key))
         self._client: Any = openai.AsyncOpenAI(base_url=self.url, api_key="-", http_client=transport)

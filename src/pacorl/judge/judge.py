@@ -82,7 +82,7 @@ class JudgeSettings(ModelSection):
     adapter: str = ""
     """A LoRA on top of the checkpoint, a folder or a hub name."""
     api_key_env: str = ""
-    """The environment variable that holds a server's key."""
+    """The environment variable that holds a server's key; by default PACORL_API_KEY, if it is set."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> JudgeSettings:
