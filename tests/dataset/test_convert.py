@@ -66,6 +66,24 @@ def test_a_bad_row_is_named(tmp_path: Path, content: bytes | None) -> None:
         convert(table(tmp_path / "gedit.parquet", records))
 
 
+def test_sharegpt_4o_becomes_edits_and_prompts(tmp_path: Path) -> None:
+    records = [
+        {"input_prompt": "Add a hat.", "input_image": "in/1.png", "output_image": "out/1.png"},
+        {"input_prompt": "Join them.", "input_image": ["in/1.png", "in/2.png"], "output_image": "out/1.png"},
+        {"input_prompt": "A hat.", "output_image": "out/1.png"},
+    ]
+    (tmp_path / "in").mkdir()
+    for name in ("1.png", "2.png"):
+        (tmp_path / "in" / name).write_bytes(image_bytes("red"))
+    (tmp_path / "edits.json").write_text(json.dumps(records), encoding="utf-8")
+    (path,) = convert(tmp_path / "edits.json")
+    assert [(p.id, p.text, [s.name for s in p.sources]) for p in load_prompts(path)] == [
+        (0, "Add a hat.", ["1.png"]),
+        (1, "Join them.", ["1.png", "2.png"]),
+        (2, "A hat.", []),
+    ]
+
+
 def test_another_table_keeps_its_columns_and_its_images_become_paths(tmp_path: Path) -> None:
     shown = [{"bytes": image_bytes(colour), "path": "x.png"} for colour in ("red", "blue")]
     (path,) = convert(table(tmp_path / "t.parquet", [{"key": ["a", "b"], "source": shown[0], "edits": shown}]))

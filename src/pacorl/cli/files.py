@@ -65,7 +65,8 @@ def data(
 ) -> None:
     """Download a published data set, convert edits that you have to JSONL, or split prompts into train and test.
 
-    A download's source, licence and commit are printed first. Parquet files, as of GEdit-Bench, become JSONL.
+    A download's source, licence and commit are printed first. Parquet files, as of GEdit-Bench, and the JSON of
+    ShareGPT-4o-Image, unpacked, become JSONL.
     """
     if test:
         _split(source, out or Path("data") / Path(source.partition(":")[0]).stem, test=test, against=against)

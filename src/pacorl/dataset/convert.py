@@ -2,6 +2,7 @@
 
 Parquet files (a folder or one)     rows.jsonl of the same columns, whose images are paths in `images/`
 GEdit-Bench's parquet files         edits.jsonl, en.jsonl and cn.jsonl, images in `images/`
+ShareGPT-4o-Image, its JSON         NAME.jsonl in its folder, images where its archives unpack them
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import JsonObject, blamed_on, write_jsonl
-from pacorl.io.files import flush_all, write_atomic
+from pydantic import BaseModel
+
+from pacorl.io.documents import JsonObject, blamed_on, read_records, typed, write_jsonl
+from pacorl.io.files import existing, flush_all, write_atomic
 from pacorl.io.images import open_image
 from pacorl.io.versions import install_command
+from pacorl.records.fields import Listed, NonBlank
 
 MAGIC = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"RIFF": ".webp"}
 LANGUAGES = ("en", "cn")
 ROWS_AT_A_TIME = 8
 """Rows in memory; each may hold several images of some megabytes."""
+
+
+class ShareGpt4oRecord(BaseModel):
+    """A record of ShareGPT-4o-Image; without input images it is a plain prompt."""
+
+    input_prompt: NonBlank
+    input_image: Listed = []
 
 
 def convert(source: Path) -> list[Path]:
@@ -29,24 +40,28 @@ def convert(source: Path) -> list[Path]:
     Raises:
         ValueError: it is of another form, or a row cannot be used; the message names it.
     """
-    if source.is_file() and source.suffix != ".parquet":
+    if source.suffix == ".json":
+        rows = read_records(source, partial(_sharegpt_4o, folder=source.parent))
+        files = {source.with_suffix(".jsonl"): rows}
+    elif source.is_file() and source.suffix != ".parquet":
         raise ValueError(
-            f"{source} is no parquet file; prompts of your own are a .txt of one sentence a line or a .jsonl of "
-            "records, and are split by --test N"
+            f"{source} is neither parquet nor a JSON of ShareGPT-4o-Image; prompts of your own are a .txt of one "
+            "sentence a line or a .jsonl of records, and are split by --test N"
         )
-    folder = source if source.is_dir() else source.parent
-    rows = []
-    for number, row in enumerate(parquet_rows(source), 1):
-        with blamed_on(f"{source}, row {number}"):
-            cells = _gedit(row) if "instruction_language" in row else row
-            rows.append({name: _written(cell, folder) for name, cell in cells.items()})
-    flush_all()
-    files = {folder / "rows.jsonl": rows}
-    # GEdit-Bench: all edits, and the edits per language.
-    if rows and "intersection" in rows[0]:
-        files = {folder / "edits.jsonl": rows}
-        for language in LANGUAGES:
-            files[folder / f"{language}.jsonl"] = [row for row in rows if row["task_name"] == language]
+    else:
+        folder = source if source.is_dir() else source.parent
+        rows = []
+        for number, row in enumerate(parquet_rows(source), 1):
+            with blamed_on(f"{source}, row {number}"):
+                cells = _gedit(row) if "instruction_language" in row else row
+                rows.append({name: _written(cell, folder) for name, cell in cells.items()})
+        flush_all()
+        files = {folder / "rows.jsonl": rows}
+        # GEdit-Bench: all edits, and the edits per language.
+        if rows and "intersection" in rows[0]:
+            files = {folder / "edits.jsonl": rows}
+            for language in LANGUAGES:
+                files[folder / f"{language}.jsonl"] = [row for row in rows if row["task_name"] == language]
     if not rows:
         raise ValueError(f"{source} holds no rows")
     for path, content in files.items():
@@ -108,3 +123,13 @@ def _written(cell: Any, folder: Path) -> Any:
         open_image(data)  # raises
         write_atomic(path, data, flush=False)
     return f"images/{path.name}"
+
+
+def _sharegpt_4o(record: JsonObject, folder: Path) -> JsonObject:
+    edit = typed(record, ShareGpt4oRecord)
+    # Not opened: there are 46,000.
+    for name in edit.input_image:
+        existing(folder, name)
+    if edit.input_image:
+        return {"image": edit.input_image, "instruction": edit.input_prompt}
+    return {"prompt": edit.input_prompt}
