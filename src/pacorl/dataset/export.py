@@ -9,7 +9,7 @@ The folder is self-contained: images are linked into it, or copied if the file s
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -82,29 +82,39 @@ def label(folder: Path) -> tuple[list[Comparison], list[Ranking], dict[str, int]
     return pairs, answers, balance
 
 
-def pooled(folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking]) -> list[Ranking]:
+def pooled(
+    folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking], *, incoming: Mapping[str, Path] = {}
+) -> list[Ranking]:
     """Join imported rankings to a folder's own: copies of an image have one name, and the same question one instance.
 
     Everybody may send a file with copies of the images. Their votes are about one pair, and a copy must not be in the
     other split. A person has one vote on a question: the page's before an imported one, and a repeated one counts once.
 
+    Args:
+        incoming: files of images that are not in the folder yet.
+
     Raises:
-        ValueError: a person's imported rankings differ, or one has an image twice; it names the import and the line.
+        ValueError: a person's imported rankings differ, or one has an image twice; it names the file and the line.
     """
 
     def question(answer: Ranking) -> tuple[str, str, frozenset[str]]:
         return question_of(answer), answer.reference, frozenset(answer.candidates)
 
-    name_of = {kept_digest(folder / image): image for answer in own for image in answer.images}
+    def named(image: str) -> str:
+        return name_of.setdefault(kept_digest(incoming.get(image) or folder / image), image)
+
+    name_of: dict[str, str] = {}
+    for answer in own:
+        for image in answer.images:
+            name_of[kept_digest(folder / image)] = image
     first_of = {question(answer): answer for answer in own}
     on_page = {(question(answer), answer.annotator) for answer in own}
     voted: dict[object, Ranking] = {}
     for answer in imported:
-        names = {image: name_of.setdefault(kept_digest(folder / image), image) for image in answer.images}
-        tiers = tuple(tuple(names[image] for image in tier) for tier in answer.tiers)
-        renamed = replace(answer, reference=names[answer.reference], tiers=tiers)
+        tiers = tuple(tuple(map(named, tier)) for tier in answer.tiers)
+        renamed = replace(answer, reference=named(answer.reference), tiers=tiers)
         if len(set(renamed.images)) < len(renamed.images):
-            raise ValueError(f"{answer.instance}: two of its images are the same; take one out and import it again")
+            raise ValueError(f"{answer.instance}: two of its images are the same; take one out")
         vote = (question(renamed), answer.annotator)
         if vote in on_page:
             continue
@@ -112,8 +122,8 @@ def pooled(folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking]) ->
         earlier = voted.setdefault(vote, replace(renamed, instance=first.instance, group=first.group))
         if [*map(frozenset, earlier.tiers)] != [*map(frozenset, tiers)]:
             raise ValueError(
-                f"{answer.instance} is another order than {answer.annotator} gave before of the same candidates; take "
-                "one out, or name an 'annotator' in each if two people ranked, and import it again"
+                f"{answer.instance}: another order than {answer.annotator} gave of the same candidates before; take "
+                "one out, or name an 'annotator' in each if two people ranked"
             )
     return [*own, *voted.values()]
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
-from pacorl.dataset.export import link_or_copy
-from pacorl.dataset.folder import write_records
+from pacorl.dataset.answer_log import collect_answers
+from pacorl.dataset.export import IMPORTED, link_or_copy, pooled
+from pacorl.dataset.folder import read_answers, write_records
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import existing, flush_all, inside, make_folder, safe_name
@@ -27,8 +29,8 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     Rankings of one reference are a group, unless the file names its groups. Returns the number of rankings and images.
 
     Raises:
-        ValueError: another source has the name, or a record is malformed or an image missing (with file and record);
-            then no file has been written.
+        ValueError: another source has the name, a person has ranked otherwise before, or a record is malformed or an
+            image missing (with file and line); then no file has been written.
     """
     if not source.is_file():
         raise ValueError(f"{source} is no file; rankings come from a .csv or .jsonl file above its images: name it")
@@ -43,32 +45,36 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     root = source.parent.resolve()
     stored = f"imported/{name}/files"
     rankings = []
-    paths: dict[str, Path] = {}
+    incoming: dict[str, Path] = {}
     for ranking in load_rankings(source):
+        place_of = {}
         with blamed_on(f"{source}:{ranking.instance}"):
             for image in ranking.images:
                 existing(source.parent, image, fix="; paths are relative to the file of rankings")
-                paths[image] = inside(source.parent, image)
-        place_of = {image: f"{stored}/{paths[image].relative_to(root).as_posix()}" for image in ranking.images}
+                path = inside(source.parent, image)
+                place_of[image] = f"{stored}/{path.relative_to(root).as_posix()}"
+                incoming[place_of[image]] = path
         # The reference's path without its suffix, unless the file has groups.
         group = ranking.group or Path(ranking.reference).with_suffix("").as_posix()
         moved = replace(
             ranking,
-            instance=f"{name}:{ranking.instance}",
+            instance=f"{source.name}:{ranking.instance}",
             annotator=ranking.annotator or UNNAMED,
             group=f"{name}:{group}",
             reference=place_of[ranking.reference],
             tiers=tuple(tuple(place_of[image] for image in tier) for tier in ranking.tiers),
         )
         rankings.append(moved)
-    images = set(paths.values())
-    check_readable(images)
+    check_readable(incoming.values())
+    target = folder / "imported" / name / "rankings.jsonl"
+    others = [path for path in sorted(folder.glob(IMPORTED)) if path != target]
+    imported = [*chain.from_iterable(map(read_answers, others)), *rankings]
+    pooled(folder, collect_answers(folder), imported, incoming=incoming)  # raises
 
     # Bring the images in, then write the records.
-    for path in images:
-        link_or_copy(path, folder / stored / path.relative_to(root))
+    for place, path in incoming.items():
+        link_or_copy(path, folder / place)
     flush_all()  # one wait for all images, before a file names them
-    target = folder / "imported" / name / "rankings.jsonl"
     make_folder(target.parent)
     write_records(target, rankings)
-    return step.finish(outputs=[target], counts={"rankings": len(rankings), "images": len(images)})
+    return step.finish(outputs=[target], counts={"rankings": len(rankings), "images": len(incoming)})
