@@ -88,6 +88,9 @@ def test_a_decision_outvotes_the_question_that_has_the_pair_from_the_other_side(
     others = [answer(name, "br", reference="a", instance="two") for name in ("x", "y")]
     for answers in ([decided, *others], [*others, decided]):
         assert labels(answers) == {frozenset("ra"): True, frozenset("rb"): False, frozenset("ab"): True}
+    contrary = replace(answer("judge", "br", reference="a", instance="two"), adjudicated=True)
+    for answers in ([decided, contrary], [contrary, decided]):
+        assert labels(answers) == {frozenset("rb"): False, frozenset("ab"): True}
 
 
 def test_order_of_a_pair_does_not_depend_on_who_is_asked_and_is_balanced():

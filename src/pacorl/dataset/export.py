@@ -103,10 +103,7 @@ def pooled(
     def named(image: str) -> str:
         return name_of.setdefault(kept_digest(incoming.get(image) or folder / image), image)
 
-    name_of: dict[str, str] = {}
-    for answer in own:
-        for image in answer.images:
-            name_of[kept_digest(folder / image)] = image
+    name_of = {kept_digest(folder / image): image for answer in own for image in answer.images}
     first_of = {question(answer): answer for answer in own}
     on_page = {(question(answer), answer.annotator) for answer in own}
     voted: dict[object, Ranking] = {}

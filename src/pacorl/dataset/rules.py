@@ -162,14 +162,14 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
                 key = pair_key(pair)
                 voted.setdefault(key, pair)
                 of_instance.setdefault(key, [0, 0])[pair.consistent] += 1
+        is_decision = rankings[0].adjudicated
+        if is_decision:
+            adjudicated |= of_instance.keys()
         for key, no_yes in of_instance.items():
             pooled = votes.setdefault(key, [0, 0])
-            if key in adjudicated or 2 * max(no_yes) < len(rankings):
-                continue
-            pooled[False] += no_yes[False]
-            pooled[True] += no_yes[True]
-        if rankings[0].adjudicated:
-            adjudicated |= of_instance.keys()
+            if 2 * max(no_yes) >= len(rankings) and (is_decision or key not in adjudicated):
+                pooled[False] += no_yes[False]
+                pooled[True] += no_yes[True]
 
     # The majority decides. Sorted, so that the pairs do not depend on the order in which people answered.
     pairs = []
