@@ -119,9 +119,14 @@ def test_dropped_pictures_become_a_page_with_its_recipe_and_what_is_none_is_name
         await drop(user, {f"{name}.png": png_bytes(Image.new("RGB", (8, 8))) for name in "abcde"})
         await user.should_see("a.png, b.png, c.png, d.png, e.png", retries=20)
         await user.should_see("Check and repair", retries=20)
+        assert studio.folder.pages[0][0].recipe.layout == "1x5"
+        await drop(user, {"comic.png": png_bytes(Image.new("RGB", (16, 16)))})
+        await user.should_not_see("Check and repair", retries=20)
+        user.find("Rows x columns").elements.pop().set_value("2x2")
+        await user.should_see("Check and repair", retries=20)
 
     visit(studio, story)
-    assert studio.folder.pages[0][0].recipe.layout == "1x5"
+    assert studio.folder.pages[0][0].recipe.layout == "2x2"
 
 
 def press(user: Any, name: str) -> None:

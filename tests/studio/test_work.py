@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import split
 from pacorl.core.set_scores import tied_groups
@@ -86,12 +87,17 @@ def test_a_page_is_ranked_and_drawn_again_to_the_bit_after_a_restart(studio):
     best = drawings[0]
     studio.keep(words="something else", seed=None)
     studio.restore(best.recipe)
+    assert studio.fault == ""
     assert studio.panels[1] == [line.replace(" with", ",") for line in PANELS], "as the model was asked"
     assert finished(studio, studio.draw) == ""
     (again,) = [each for each in opened(studio) if each.recipe.seed == best.recipe.seed]
     assert again.path.parent != best.path.parent
     assert (pixels(again.path) == pixels(best.path)).all()
     assert studio.draft.seed is None, "the next drawing is another"
+    studio.names = StudioModels(adapter="none")
+    studio.restore(best.recipe.updated(model="org/other", characters=["Milo"], references=["1.png"]))
+    for other in ("org/other", "LoRA consistent", "Milo, who is not here", "other pictures of Milo"):
+        assert other in studio.fault
 
 
 @pytest.mark.slow
@@ -111,6 +117,9 @@ def test_a_redrawn_panel_is_the_only_change_and_drawings_that_are_not_told_apart
     for drawing in drawings:
         for index, (old, new) in enumerate(zip(panels_of(page), panels_of(drawing), strict=True)):
             assert index == 1 or np.array_equal(old, new)
+        studio.fault = ""
+        studio.restore(drawing.recipe)
+        assert ("panel 2 drawn again" in studio.fault) == (drawing.recipe.note != "as before")
 
 
 EDITS = ["Put a boat beside the hero.", "Show the scene at night."]
@@ -133,6 +142,10 @@ def test_a_sheet_is_drawn_from_pictures_and_restored_to_the_bit(studio):
     assert finished(studio, studio.sheet) == ""
     (again,) = [each for each in opened(studio) if each.recipe.seed == last.recipe.seed]
     assert (pixels(again.path) == pixels(last.path)).all()
+    assert studio.fault == ""
+    studio.folder.remove("all", *(path for path, _ in studio.folder.pictures(name)))
+    studio.restore(last.recipe)
+    assert "other pictures of Milo" in studio.fault
 
 
 def test_a_model_is_chosen_with_the_form_that_fits_and_its_judge_and_stays_after_a_restart(tmp_path, monkeypatch):
@@ -195,6 +208,7 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
     assert "panel 4" in before.recipe.checked[0]
     assert repaired.recipe.together >= before.recipe.together
     assert (repaired.recipe.note, before.recipe.note) == ("repaired", "as before")
+    assert (list(repaired.recipe.redrawn), before.recipe.redrawn) == (["4"], {})
     assert (repaired.recipe.character, before.recipe.character) == ("Milo", "")
     assert (str(training) in repaired.recipe.adapter, before.recipe.adapter) == (True, "consistent")
     assert any("accepted" in each.recipe.note for each in tries)
@@ -208,7 +222,7 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
 
 
 @pytest.mark.slow
-def test_pictures_of_other_programs_are_declined_by_the_practice_judge(studio):
+def test_pictures_of_other_programs_are_declined_by_the_practice_judge_and_redrawn_by_the_words_of_the_form(studio):
     first = opened(studio)[0]
     panels = split(open_image(first.path), first.recipe.grid)
     pictures = [(Image.new("RGB", (64, 64)), "odd"), *((panel, "x") for panel in panels[1:])]
@@ -216,6 +230,10 @@ def test_pictures_of_other_programs_are_declined_by_the_practice_judge(studio):
     (page,) = opened(studio)
     assert (page.recipe.layout, page.recipe.prompt) == ("2x2", "")
     assert "practice judge" in finished(studio, studio.check, page)
+    page.rewrite(model=TINY)
+    (page,) = opened(studio)
+    assert finished(studio, studio.check, page) == ""
+    assert opened(studio)[0].recipe.note == "repaired"
 
 
 @pytest.mark.slow
@@ -276,7 +294,7 @@ def test_a_character_is_taught_in_a_process_without_user_files_and_its_lora_draw
     recipe = opened(again)[0].recipe
     again.restore(recipe)
     again.keep(character=name)
-    assert finished(again, again.draw) == ""
+    assert "do not name Milo" in finished(again, again.draw)
     drawn = opened(again)[0].recipe
     assert str(training.lora) in drawn.adapter
     assert drawn.character == name
@@ -294,6 +312,8 @@ def test_the_name_of_a_character_is_its_description_and_words_are_checked_before
     assert studio.panels[0] == "a purple hero with a cap in town at night"
     studio.keep(words=studio.draft.words.replace("a purple hero with a cap", "Milo the hat"))
     assert studio.panels[0] == "a purple hero with a cap in town at night", "in the lines too"
+    studio.keep(character=studio.folder.new_character("Zoë", "a red hero"))
+    assert studio.described("Zoe\u0308 waves") == "a red hero waves", "as a Mac's file name has it"
     studio.keep(character="")
     with pytest.raises(ValueError, match="milo"):
         studio.prompt()

@@ -63,6 +63,10 @@ class Recipe(BaseModel):
     judge: str = ""
     sources: Json[list[str]] = []
     """Names of a character's pictures that it changes."""
+    references: Json[list[str]] = []
+    """Names of a character's pictures that a page was drawn with."""
+    redrawn: Json[dict[str, str]] = {}
+    """Number of each panel that was drawn again → its seed."""
 
     # Of the studio
     note: str = ""

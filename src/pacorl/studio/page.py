@@ -27,6 +27,7 @@ STYLE = Path(__file__).with_name("style.css")
 FOCUS = Path(__file__).with_name("focus.js").read_text(encoding="utf-8")
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 25_000_000
+LAYOUTS = [f"{rows}x{columns}" for rows in range(1, 5) for columns in range(1, 5)]
 DROP = (
     '<q-btn flat no-caps label="Drop or choose pictures" @click="props.pickFiles" />'
     '<q-uploader-add-trigger class="hidden" />'
@@ -227,6 +228,14 @@ class StudioPage:
                     self.button("Keep only this one", self.folder.remove, f"others of {title_of(drawing)}", *others)
                 if recipe.prompt:
                     self.button("Fill in its words", self.studio.restore, recipe, look="flat")
+                else:
+                    ui.select(
+                        sorted({*LAYOUTS, recipe.layout}),
+                        value=recipe.layout,
+                        label="Rows x columns",
+                        on_change=lambda event: self.act(drawing.rewrite, layout=event.value),
+                    )
+                    ui.label("To have panels drawn again, say at the left what all show, and a line for each.")
             self.html("verdict.html", drawing=drawing)
             if recipe.score is not None:
                 with ui.expansion("Why?").bind_value(self, "why"):
@@ -346,8 +355,8 @@ class StudioPage:
         studio = self.studio
 
         def use(name: str) -> None:
+            dialog.close()  # its fault is shown behind the dialog
             studio.submit(studio.use, name)
-            dialog.close()
 
         with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), card("Models"):
             dialog.on("hide", dialog.delete).props["aria-label"] = "Models"

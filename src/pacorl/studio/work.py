@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 from PIL.Image import Image
 
@@ -260,7 +261,8 @@ class Studio:
         if self.names.model != TINY:
             described = f"{self.draft.character}, {described}"
         names = f"{re.escape(described)}|{re.escape(name)}"
-        return re.sub(rf"(?<!\w)({names})(?!\w)", lambda _: described, words)
+        # A name has composed letters, as a Mac's files have not.
+        return re.sub(rf"(?<!\w)({names})(?!\w)", lambda _: described, normalize("NFC", words))
 
     @property
     def panels(self) -> tuple[str, list[str]]:
@@ -326,19 +328,44 @@ class Studio:
         return (self.folder.character(name),) if name and self.folder.pictures(name) else ()
 
     def restore(self, recipe: Recipe) -> None:
-        """Fill the form in from a recipe; the same models and pictures then draw the same picture first."""
+        """Fill the form in from a recipe, which draws the same picture first; say so if it cannot today."""
         self.keep(seed=recipe.seed, character=self.known(recipe))
         if recipe.sources:
             self.keep(sheet=recipe.words, tab="Characters")
         else:
             self.keep(words=recipe.words)
+        if others := self.others(recipe):
+            self.fault = f"It was drawn with {', '.join(others)}: the same words draw another picture today"
+
+    def others(self, recipe: Recipe) -> list[str]:
+        """List what a page was drawn with, and would not be drawn with today."""
+        name, edits = self.known(recipe), bool(recipe.sources)
+        spec = self.spec(edits=edits)
+        others = []
+        if recipe.model != self.names.model:
+            others.append(f"the model {shown_name(recipe.model)}")
+        loras = spec.adapters_of(recipe.model, read_adapters(recipe.adapter))
+        if loras != spec.adapters_of(self.names.model, self.adapters(name, edits=edits)):
+            others.append(f"the LoRA {recipe.adapter or 'none'}")
+        others += [f"{plain(each)}, who is not here" for each in recipe.characters if each != name]
+        most = spec.policy.max_sources if edits else spec.policy.max_references
+        pictures = [path.name for each in self.cast(recipe) for path in each.images[:most]]
+        if pictures != (recipe.sources or recipe.references):
+            others.append(f"other pictures of {plain(recipe.character) or 'it'}")
+        others += [f"panel {number} drawn again" for number in recipe.redrawn]
+        return others
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
         """Draw and rank candidates of the draft, and open them as a page."""
         self.unfold()
-        self._open(self._candidates([self.prompt()], seed=self.draft.seed))
+        prompt = self.prompt()
+        # While it draws, so that a person can stop it.
+        for character in prompt.characters:
+            if character.text not in self.described(self.draft.words):
+                self.fault = f"The words do not name {plain(character.name)}, whose description is left out"
+        self._open(self._candidates([prompt], seed=self.draft.seed))
         self.draft.seed = None
 
     def sheet(self) -> None:
@@ -356,7 +383,8 @@ class Studio:
 
         recipe = drawing.recipe
         generator, reward = self._models(self.known(recipe))
-        draw = self._redrawing(generator, recipe, drawing.panels[panel], seed=new_seed())
+        seed = new_seed()
+        draw = self._redrawing(generator, recipe, drawing.panels[panel], seed=seed)
         self.enter(f"Drawing panel {panel + 1} again")
         images = [drawing.with_panel(panel, draw(panel, number)[0]) for number in range(DRAWINGS)]
         images.append(open_image(drawing.path))
@@ -368,9 +396,13 @@ class Studio:
         pages = []
         for group in tied_groups([each.score for each in judged]):
             for index in group:
-                note = f"panel {panel + 1} drawn again" if index < DRAWINGS else "as before"
-                unchecked = recipe.updated(note=note, checked=[], odd=None)
-                pages.append((images[index], unchecked.updated(tied=len(group), **scores_in(judged[index]))))
+                page = recipe.updated(note="as before")
+                if index < DRAWINGS:
+                    redrawn = recipe.redrawn | {str(panel + 1): str(seed + index)}
+                    page = recipe.updated(note=f"panel {panel + 1} drawn again", redrawn=redrawn)
+                pages.append(
+                    (images[index], page.updated(tied=len(group), checked=[], odd=None, **scores_in(judged[index])))
+                )
         self._open(pages)
 
     def _candidates(self, prompts: Sequence[Prompt], *, seed: int | None = None) -> list[tuple[Image, Recipe]]:
@@ -409,8 +441,9 @@ class Studio:
     def check(self, drawing: Drawing) -> None:
         """Check whether the panels of a page belong together, and redraw the odd panels.
 
-        The verdict is in the drawing's recipe. A repaired page is a new one. Panels without a text, of another
-        program, are checked alone. A page without a character is repaired as one of the draft's.
+        The verdict is in the drawing's recipe. A repaired page is a new one. Panels of another program are described
+        by the draft, if it has as many; without texts they are checked alone. A page without a character is repaired
+        as one of the draft's.
         """
         from pacorl.gate.check import ControlError, check_set
         from pacorl.generate.repair import repair_set
@@ -418,6 +451,9 @@ class Studio:
         recipe, panels = drawing.recipe, drawing.panels
         if self.names.judge == TINY and recipe.model != TINY:
             raise ValueError(PRACTICE_ONLY)
+        theme, lines = self.panels
+        if not recipe.panels and len(lines) == recipe.grid.count:
+            recipe = recipe.updated(theme=theme, panels=lines)
         if not recipe.character and self.draft.character:
             recipe = recipe.updated(characters=[self.draft.character])
         generator, reward = self._models(self.known(recipe))
@@ -446,10 +482,12 @@ class Studio:
         original = open_image(drawing.path)
         pages = [(original, before.updated(note=NO_BETTER))]
         if repair.replaced:
+            seeds = {str(panel + 1): each.texts["seed"] for panel, each in repair.replaced.items()}
             improved = before.updated(
                 note="repaired" if repair.after.passed else "improved",
                 characters=recipe.characters,
                 adapter=generator.adapter,
+                redrawn=recipe.redrawn | seeds,
                 tied=1,
                 **fields_of(repair.after),
             )
