@@ -29,13 +29,13 @@ from pacorl.tiny import CHECKPOINTS
 
 SCENES = ("asleep", "in snow", "in a boat", "reading")
 JOBS = ("consistency", "own", "edit", "references")
-CARDS = ("12", "16", "24", "80")
+CARDS = ("12", "16", "24", "80", "8x80")
 EDITORS = [kind for kind, spec in POLICIES.items() if spec.edits]
 SETS = [kind for kind, spec in POLICIES.items() if spec.sets]
 WITH_REFERENCES = [kind for kind, spec in POLICIES.items() if spec.policy.max_references]
 KINDS = {"consistency": SETS, "own": list(POLICIES), "edit": EDITORS, "references": WITH_REFERENCES}
 MATRIX = [(job, kind) for job in JOBS for kind in KINDS[job]]
-FIRST = {"consistency flux 24", "own sd3 12", "edit qwen_edit 80", "references klein 80"}
+FIRST = {"consistency flux 24", "own sd3 12", "edit qwen_edit 8x80", "references klein 80"}
 """Of the matrix what runs every day."""
 
 
@@ -92,7 +92,7 @@ def test_what_is_written_holds_together(job: str, kind: str, card: str) -> None:
     check_rewards(config.rewards)
     judge = without_idle_judges(config).judge
     assert (judge is None) == (job == "own")
-    assert (config.processes, bool(judge and judge.remote)) == (1, False)
+    assert config.processes + bool(judge and judge.remote) == (8 if card == "8x80" else 1)
     assert all(prompt.references for prompt in train) == (job == "references")
 
 
@@ -128,8 +128,8 @@ def test_the_tiny_world_s_words_train_by_its_recipe_or_the_reward_that_is_named(
     )
     Path("it's").mkdir()  # a quote in the path
     named = ["--reward", reward] if reward else []
-    shown = start("consistency", "flux", "24", "--model", "tiny", *named, path="it's/my.yaml").stdout
-    assert "train-policy it's/my.yaml" in shown
+    shown = start("consistency", "flux", "8x24", "--model", "tiny", *named, path="it's/my.yaml").stdout
+    assert "train: pacorl train-policy it's/my.yaml" in shown  # it is for a CPU
     config = without_idle_judges(load(PolicyConfig, Path("it's/my.yaml")))
     assert [len(prompts) for prompts in read_prompts(config)[:2]] == [1, 1]
     assert config.evaluation.samples_per_prompt == 16
@@ -144,6 +144,8 @@ def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
         (("edit", "flux"), "flux generates sets and edits no images"),
         (("consistency", "flux", "24", "--model", "klien"), "did you mean 'klein'"),
         (("consistency", "flux", "4"), "--card 4"),
+        (("consistency", "flux", "24GB"), "--card 24GB"),
+        (("consistency", "flux", "0x80"), "--card 0x80"),
         (("consistency", "flux", "24", "--prompts", "one.txt"), "one.txt:1"),
         (("consistency", "kontext", "24", "--prompts", "edits.jsonl", "--reward", "consistency"), "need a run each"),
     ):

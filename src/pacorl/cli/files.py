@@ -35,7 +35,7 @@ def init(
     *,
     prompts: str = Option(..., help="Your prompts: sentences that ask for sets (.txt), sets or edits (.jsonl)."),
     model: str = Option("flux", help="A kind of generator, such as klein, or a checkpoint."),
-    card: int = Option(24, min=1, max=LARGEST, help="Gigabytes of the card."),
+    card: str = Option("24", help="Gigabytes of the card, as 24, or of several as 8x80."),
     reward: str = Option("", help="Your own reward, file.py:NAME, in place of the judge's."),
     references: str = Option("", help="A folder of a character's images that every prompt shows."),
 ) -> None:

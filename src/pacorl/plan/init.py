@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import rmtree
@@ -31,8 +32,11 @@ from pacorl.records.prompts import kinds_of, load_prompts, save_prompts
 from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
+CARD = re.compile(r"(?:([1-9]\d*)x)?([1-9]\d*)")
+"""Cards, if there are several, and the gigabytes of each."""
 MOST_PROMPTS = 12
-"""Prompts of an epoch at most: they divide into two updates of whole batches."""
+"""Prompts of an epoch at most, and half of it for each of several processes: they divide into two updates of whole
+batches."""
 MOST_HELD_OUT = 16
 """Prompts of an evaluation at most: it is a fixed cost."""
 EVALUATION_IMAGES = 16
@@ -42,6 +46,7 @@ SEEN = 20
 LEAST_EPOCHS = 30
 MOST_EPOCHS = 100
 JUDGE = "X-GenGroup/PaCo-Reward-7B"
+SERVED_JUDGE = "http://127.0.0.1:8000/v1#PaCo-Reward-7B"
 LARGE = 15 * 10**9
 """Parameters from which a generator samples one image per forward."""
 
@@ -63,12 +68,15 @@ FORMS = (
 )
 """The fastest first."""
 TEMPLATE = """\
-# {{ job.checkpoint }} on a card of {{ job.gigabytes }} GB, else with the paper's values; `pacorl config KEY` \
+# {{ job.checkpoint }} on {{ job.cards }} × {{ job.gigabytes }} GB, else with the paper's values; `pacorl config KEY` \
 explains one.
 out: {{ quoted("runs/" ~ job.path.stem) }}  # log, page, checkpoints and the LoRA
 epochs: {{ epochs }}  # each prompt is seen {{ "%.0f"|format(epochs * prompts / job.train|length) }} times
 prompts_per_epoch: {{ prompts }}  # with 16 samples each {{ 16 * prompts }} images
 memory: {{ form.memory }}  # {{ form.text }}
+{% if job.cards > 1 %}
+processes: {{ job.processes }}  # cards that train{{ ", and one more for the judge" if job.is_served }}
+{% endif %}
 model:
   kind: {{ job.spec.kind }}
 {% if job.checkpoint != job.spec.published %}
@@ -100,7 +108,7 @@ evaluation:
 {{ job.samples_per_prompt * job.held_out|length }} in all
 {# Without it a judge's reward that is added by hand asks the default judge. #}
 {% if job.asks_judge %}
-judge: {checkpoint: '{{ judge }}'}
+judge: {checkpoint: '{{ served_judge if job.is_served else judge }}'}
 {% endif %}
 {% if job.rewards|length == 1 %}
 advantages: {aggregate: weighted_sum}  # one reward needs no log-taming; delete this line with a second
@@ -126,10 +134,18 @@ rewards: [{{ rewards|join(", ") }}]
 
 NEXT = """\
 wrote {{ job.path }} and {{ job.folder }}
+{% if job.is_served %}
+serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {{ judge }} --backend vllm
+{% endif %}
+{% if job.cards > 1 %}
+train: CUDA_VISIBLE_DEVICES={{ range(job.is_served, job.cards)|join(",") }} torchrun --standalone --nproc_per_node \
+{{ job.processes }} -m pacorl.cli train-policy {{ job.path }} --resume auto
+{% else %}
 train: pacorl train-policy {{ job.path }} --resume auto
+{% endif %}
 measure: pacorl report runs/{{ job.path.stem }}    # held-out prompts before and after, with intervals
 """
-"""The commands that follow."""
+"""The commands that follow: on several cards the first one serves the judge."""
 
 
 class Job(NamedTuple):
@@ -146,8 +162,9 @@ class Job(NamedTuple):
     rewards: Sequence[dict[str, Any]]
     asks_judge: bool
     """Whether a reward is a judge's."""
+    cards: int
     gigabytes: int
-    """Of the card."""
+    """Of a card."""
 
     @property
     def folder(self) -> Path:
@@ -158,6 +175,16 @@ class Job(NamedTuple):
     def samples_per_prompt(self) -> int:
         """Number of images per held-out prompt."""
         return math.ceil(EVALUATION_IMAGES / len(self.held_out))
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the first card serves the judge, and the others train."""
+        return self.asks_judge and self.cards > 1
+
+    @property
+    def processes(self) -> int:
+        """Number of cards that train."""
+        return self.cards - self.is_served
 
 
 def write_config(job: Job) -> tuple[Plan, str]:
@@ -179,7 +206,7 @@ def write_config(job: Job) -> tuple[Plan, str]:
         job.path.unlink(missing_ok=True)
         raise
     plan = dataclasses.replace(plan, facts={**plan.facts, "read_as": job.read_as})
-    return plan, jinja2.Template(NEXT, trim_blocks=True).render(job=job)
+    return plan, jinja2.Template(NEXT, trim_blocks=True).render(job=job, judge=JUDGE)
 
 
 def _write_fitting(job: Job) -> Plan:
@@ -197,7 +224,7 @@ def _write_fitting(job: Job) -> Plan:
     )
 
 
-def read_job(path: Path, *, model: str, prompts: str, card: int, reward: str, references: str) -> Job:
+def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, references: str) -> Job:
     """Read prompts and references, and hold prompts out for the evaluation.
 
     Same arguments as `pacorl init`; an empty reward selects the judge's.
@@ -205,6 +232,9 @@ def read_job(path: Path, *, model: str, prompts: str, card: int, reward: str, re
     Raises:
         ValueError: Something does not fit together; the message names it and the fix.
     """
+    size = CARD.fullmatch(card)
+    if not size:
+        raise ValueError(f"--card {card} is no size of a card: give its gigabytes, as 24, or 8x80 for eight of 80")
     if model == TINY or "/" in model or Path(model).is_dir():
         spec, checkpoint = POLICIES[kind_of(model)], model
     else:
@@ -231,7 +261,8 @@ def read_job(path: Path, *, model: str, prompts: str, card: int, reward: str, re
         function.check(records)
     train, held_out = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 4)))
     asking = any(map(asks_judge, configs))
-    return Job(path, spec, checkpoint, train, held_out, kinds_of(records), rewards, asking, card)
+    cards = 1 if model == TINY else int(size[1] or 1)
+    return Job(path, spec, checkpoint, train, held_out, kinds_of(records), rewards, asking, cards, int(size[2]))
 
 
 def _judged(prompt: Prompt) -> list[dict[str, Any]]:
@@ -246,7 +277,8 @@ def _judged(prompt: Prompt) -> list[dict[str, Any]]:
 def _text(job: Job, form: Form) -> str:
     """Write the YAML for a form of the weights: every setting that is no default, with its reason."""
     count = len(job.train)
-    prompts = min(MOST_PROMPTS, count)
+    most = MOST_PROMPTS // 2 if job.processes > 1 else MOST_PROMPTS
+    prompts = job.processes * min(most, math.ceil(count / job.processes))
     batch, batch_of_large = (4, 1) if form.memory == "normal" else (8, 4)
     template = TINY_TEMPLATE if job.checkpoint == TINY else TEMPLATE
     text: str = jinja2.Template(template, trim_blocks=True, keep_trailing_newline=True).render(
@@ -257,6 +289,7 @@ def _text(job: Job, form: Form) -> str:
         quoted=repr,
         batch=batch_of_large if job.spec.parameters >= LARGE else batch,
         judge=JUDGE,
+        served_judge=SERVED_JUDGE,
         rewards=[json.dumps(reward, ensure_ascii=False) for reward in job.rewards],
     )
     return text
