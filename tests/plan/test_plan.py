@@ -178,13 +178,15 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     plan = plan_training(config, rewards=["unlike"])
     assert plan.memory.phases == pytest.approx(plan_training(config, ask=False).memory.phases, rel=1e-3)
     assert [absence.key for absence in plan.absences] == ["model.checkpoint"]
+    assert plan.facts["times_seen"] == config.epochs * config.prompts_per_epoch
+    assert "evaluation.samples_per_prompt" in plan.facts["few_images"]
     assert not Path("run").exists()
 
-    # Rewards of a file are tried.
+    # Rewards of a file are tried, and no setting is advised that the config has.
     Path("mine.py").write_text("def none(prompts, images):\n    return [None for image in images]\n")
-    changes = ["rewards=[{name: 'mine.py:none'}]", "evaluation.rewards=[]", "judge=none"]
+    changes = ["rewards=[{name: 'mine.py:none'}]", "evaluation.rewards=[]", "judge=none", "memory=low"]
     plan = plan_training(load(PolicyConfig, recipe(), [*changes, "prompts_per_epoch=5", "group_size=3"]), card=1)
     assert "'none' has no score" in plan.absences[0].remedy
     assert "absent or broken: rewards" in plan.verdict
     assert "prompts_per_epoch is 6" in plan.facts["rounded"]
-    assert "memory: low" in plan.verdict
+    assert "try model.gradient_checkpointing: true, or memory: lowest, or a smaller batch" in plan.verdict

@@ -7,7 +7,7 @@ from pacorl.character_training.pictures import read_pictures
 from pacorl.plan import sources
 from pacorl.plan.hours import hours_of
 from pacorl.plan.peaks import Batch, Job, Training, measure
-from pacorl.plan.plan import Plan, machine
+from pacorl.plan.plan import Plan, less_memory, machine
 from pacorl.types import Size
 
 
@@ -54,4 +54,4 @@ def plan_character(config: CharacterConfig, *, card: int = 0) -> Plan:
     }
     absences = [*absences, *sources.absent_lora("adapter.start", config.adapter.start)]
     hours = hours_of(memory.flops, memory=config.memory)
-    return Plan(memory, absences, facts, hours, **machine(card))
+    return Plan(memory, absences, facts, less_memory(config), hours, **machine(card))

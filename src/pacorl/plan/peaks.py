@@ -172,6 +172,7 @@ def _figures(job: Job, configs: Parts) -> Iterator[tuple[str, float]]:
     # Weights on the card: together, or in turns. A training frees its text encoders before it loads the transformer.
     adapter = sum(weight.nbytes for weight in policy.transformer.parameters() if weight.requires_grad)
     frozen = weight_bytes(policy.transformer) - adapter
+    # In every form all text encoders are placed together, since each pass reads them all.
     encoding = sum(map(weight_bytes, policy.text_encoders))
     scoring = sum(scorer.weights for scorer in job.scorers)
     lasting = weight_bytes(policy.pipeline.vae)

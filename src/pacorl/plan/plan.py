@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import jinja2
 import torch
 
+from pacorl.config.options import MEMORY
 from pacorl.core.devices import available_device
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import checked_config, read_prompts
+from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import divide
 from pacorl.judge import settings_of
@@ -43,6 +45,8 @@ CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `pacorl init` leaves free on a card."""
 LEAKS = "leaks"
 """Fact: training prompts that are also evaluated."""
+FEW_IMAGES = 8
+"""Images of an evaluation below which an interval shows hardly any change."""
 NO_CARD = "no card here"
 LEAST_HOURS = 0.1
 """Hours below which a run's time is not its products', and none is shown."""
@@ -76,6 +80,8 @@ class Plan:
     absences: Sequence[MissingFile] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts of data and steps, and findings about the data such as leaks."""
+    less_memory: Sequence[str] = ()
+    """Settings with which the command needs less of a card."""
     hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Card → hours of a training on one for each process: at best, and at most."""
     processes: int = 1
@@ -94,10 +100,11 @@ class Plan:
     def shortage(self) -> str:
         """What the run does not fit, with the fix; empty if it fits."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
-            return f"does not fit {self.device}: try memory: low or lowest, or a smaller batch, size or model"
+            ways = ", or ".join([*self.less_memory, "a smaller batch, size or model"])
+            return f"does not fit {self.device}: try {ways}"
         if self.main_bytes and self.memory.held > self.main_bytes:
-            way = "start fewer processes" if self.processes > 1 else "take memory: normal, or a smaller model"
-            return f"does not fit {size_text(self.main_bytes)} of main memory: {way}"
+            ways = "start fewer processes, keep models on the card (memory normal), or take a smaller model"
+            return f"does not fit {size_text(self.main_bytes)} of main memory: {ways}"
         return ""
 
     @property
@@ -164,6 +171,17 @@ def _hours(plan: Plan) -> Iterator[str]:
         low, high = plan.hours.get(card.name, (0.0, 0.0))
         if high >= LEAST_HOURS:
             yield f"hours on {plan.processes} × {card.name}: {figure(low)} to {figure(high)}"
+
+
+def smaller_forms(memory: str, *, setting: str = "memory: ") -> list[str]:
+    """List the settings whose forms of the weights need less of a card than that of `memory`."""
+    return [f"{setting}{form}" for form in MEMORY[MEMORY.index(memory) + 1 :]]
+
+
+def less_memory(config: LoraConfig) -> list[str]:
+    """List the settings with which a training needs less of a card."""
+    recomputing = [] if config.model.gradient_checkpointing else ["model.gradient_checkpointing: true"]
+    return [*recomputing, *smaller_forms(config.memory)]
 
 
 def figure(value: float, digits: int = 2) -> str:
@@ -247,7 +265,7 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
 
     memory = measure(job)
     hours = hours_of(memory.flops, memory=config.memory, processes=config.processes, scores=bool(scorers))
-    return Plan(memory, absences, data.facts, hours, config.processes, **machine(card))
+    return Plan(memory, absences, data.facts, less_memory(config), hours, config.processes, **machine(card))
 
 
 class Data(NamedTuple):
@@ -271,15 +289,7 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
     absences = list(sources.absent_prompts(config))
     train, shown, leaks = ([], [], "") if absences else read_prompts(config)
     prompts = [*train, *shown]
-    facts: dict[str, Any] = {
-        "images_per_epoch": samples,
-        "training_prompts": len(train),
-        "evaluation_prompts": len(shown),
-    }
-    if train:
-        facts["read_as"] = kinds_of(train)
-    if rounded := divide(config, world=config.processes).differences(config):
-        facts["rounded"] = rounded
+    facts = _counts(config, train, shown, samples=samples)
     if leaks:
         facts[LEAKS] = leaks
 
@@ -302,6 +312,27 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
                 except RewardError as fault:
                     absences.append(MissingFile("rewards", name, str(fault)))
     return Data(prompts, len(shown), encoders, [*absences, *sources.absences_of(config, encoders)], facts)
+
+
+def _counts(config: PolicyConfig, train: list[Prompt], shown: list[Prompt], *, samples: int) -> dict[str, Any]:
+    """Count a run's prompts, and the `samples` of an epoch; with few images of an evaluation, warn of them."""
+    facts: dict[str, Any] = {
+        "images_per_epoch": samples,
+        "training_prompts": len(train),
+        "evaluation_prompts": len(shown),
+    }
+    if train:
+        facts["read_as"] = kinds_of(train)
+        facts["times_seen"] = round(config.epochs * samples / config.group_size / len(train), 1)
+    if rounded := divide(config, world=config.processes).differences(config):
+        facts["rounded"] = rounded
+    evaluated = len(shown) * config.evaluation.samples_per_prompt
+    if 0 < evaluated < FEW_IMAGES:
+        facts["few_images"] = (
+            f"an evaluation has {evaluated}, and its interval shows large changes alone; hold out more prompts, or "
+            "raise evaluation.samples_per_prompt"
+        )
+    return facts
 
 
 # --- generating ------------------------------------------------------------------------------------------------
@@ -328,4 +359,4 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         scorers=[judge_scorer(settings, judge_configs)] if settings and judge_configs else [],
     )
     absences = [*missing, *missing_judge]
-    return Plan(measure(job), absences, **machine())
+    return Plan(measure(job), absences, less_memory=smaller_forms(options.memory, setting="--memory "), **machine())

@@ -26,6 +26,7 @@ from pacorl.models.policies.spec import SINGLE_FILE, check_single_file
 from pacorl.plan.generators import model_on_meta
 from pacorl.rewards import asks_judge, build_rewards
 from pacorl.rewards.clip import ClipEncoder
+from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
 from pacorl.types import TINY, Grid, Prompt
 
@@ -160,10 +161,12 @@ def rewards_of(rewards: Sequence[MeasureConfig]) -> Mapping[str, Reward]:
 
 
 def prompts_or_example(config: PolicyConfig, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """Return a run's prompts, or if they are absent one that its generator takes: a set of 2 × 2, or an edit."""
+    """Return a run's prompts, or if they are absent one as its rewards need it: an edit, or a set of 2 × 2."""
     if prompts:
         return prompts
-    return [Prompt(0, "", grid=Grid(2, 2)) if config.generator.sets else Prompt(0, "", sources=(Path(),))]
+    if not config.generator.sets or any(reward.name == EditConsistency.name for reward in config.rewards):
+        return [Prompt(0, "", sources=(Path(),))]
+    return [Prompt(0, "", grid=Grid(2, 2))]
 
 
 # --- absences --------------------------------------------------------------------------------------------------
