@@ -13,12 +13,12 @@ from pacorl.plan.plan import Plan, plan_training
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (
-    "flux_t2is",
+    "flux_t2is model.gradient_checkpointing=true",
     "flux_t2is_1gpu",
     "flux_t2is_24gb",
     "flux_t2is_24gb memory=lowest model.compile=none evaluation.batch=2",
-    "kontext_edit",
-    "qwen_edit",
+    "kontext_edit model.gradient_checkpointing=true",
+    "qwen_edit model.gradient_checkpointing=true",
     "klein_t2is_16gb",
 )
 """Recipes, with changes."""
