@@ -121,6 +121,11 @@ def test_a_character_s_images_are_references(hero, checkpoint, tmp_path):
     assert len(set(made)) == 3
     with Image.open(tmp_path / "2" / "set-1.png") as image:
         assert json.loads(image.info["references"]) == ["front.png"]
+    for number in range(4):
+        Image.new("RGB", (64, 64)).save(hero / f"{number}.png")
+    result = run("two images of a hero", *words[1:], "--character", hero, "--dry-run")
+    assert "takes 4 reference images" in result.stderr
+    assert "does not list" in result.stderr
 
 
 def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, no_weights):

@@ -254,10 +254,16 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
 
 
 def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
-    """Return the number of references that a model takes, and note on the error stream if it takes none."""
+    """Return the number of references that a model takes, and note on the error stream if it leaves some out."""
     limit = generator.spec_of([]).policy.max_references
-    if not limit and any(character.images for character in board.characters):
-        echo_errors(f"{generator.model} takes no reference images: the characters act by their descriptions alone")
+    images = sum(len(character.images) for character in board.characters)
+    if images > limit:
+        act = (
+            "the first of each character act, then the second"
+            if limit
+            else "the characters act by their descriptions alone"
+        )
+        echo_errors(f"{generator.model} takes {limit or 'no'} reference images: {act}")
     return limit
 
 
@@ -266,7 +272,9 @@ def drafted(options: RequestOptions, grid: Grid | None) -> PanelDraft:
     from pacorl.records.panels import PanelDraft, read_request, write_panels
 
     if not options.panels and read_request(options.prompt) and (grid is None or grid.count > 1):
-        return write_panels(options.prompt, count=grid.count if grid else None)
+        draft = write_panels(options.prompt, count=grid.count if grid else None)
+        echo_errors(draft.note)
+        return draft
     return PanelDraft(options.prompt, tuple(options.panels or [options.prompt]))
 
 

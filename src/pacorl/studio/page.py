@@ -235,7 +235,7 @@ class StudioPage:
                         label="Rows x columns",
                         on_change=lambda event: self.act(drawing.rewrite, layout=event.value),
                     )
-                    ui.label("To have panels drawn again, say at the left what all show, and a line for each.")
+                    ui.label("To have panels drawn again, say in the form what all show, and then a line for each.")
             self.html("verdict.html", drawing=drawing)
             if recipe.score is not None:
                 with ui.expansion("Why?").bind_value(self, "why"):

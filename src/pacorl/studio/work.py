@@ -335,7 +335,7 @@ class Studio:
         else:
             self.keep(words=recipe.words)
         if others := self.others(recipe):
-            self.fault = f"It was drawn with {', '.join(others)}: the same words draw another picture today"
+            self.fault = f"It was drawn with {'; '.join(others)}. The same words draw another picture today."
 
     def others(self, recipe: Recipe) -> list[str]:
         """List what a page was drawn with, and would not be drawn with today."""
