@@ -58,7 +58,7 @@ def test_a_threshold_comes_from_the_calibration_or_is_a_half(folder: Path, tmp_p
     Calibration("tiny", Curve(), {"panels": {4: 0.25}}).save(path)
     result = run("check", *pair, "--calibration", path, "--json")
     assert result.exit_code == 0, result.output
-    assert (json.loads(result.stdout)["least"], json.loads(result.stdout)["calibrated"]) == (0.25, True)
+    assert (json.loads(result.stdout)["least"], json.loads(result.stdout)["calibrated_on"]) == (0.25, 0)
 
 
 @pytest.mark.slow
@@ -66,10 +66,11 @@ def test_a_calibration_is_written_from_pairs_and_replaces_no_file(tmp_path: Path
     out = tmp_path / "c.json"
     result = run("calibrate", "tiny", "tiny:dev:120", "--out", out)
     assert result.exit_code == 0, result.output
-    assert re.search(r"ECE of these pairs: [\d.]+ before, [\d.]+ after", result.stdout)
+    assert re.search(r"ECE of held-out pairs: [\d.]+ before, [\d.]+ after", result.stdout)
     before = read_calibration(out)
-    assert before.identity == identity_at("tiny") != ""
+    assert (before.identity, before.pairs) == (identity_at("tiny"), 120)
     assert "is there already" in str(run("calibrate", "tiny", "tiny:dev:60", "--out", out).exception)
+    assert "trained on" in str(run("calibrate", "tiny", "tiny:train:120", "--out", tmp_path / "b.json").exception)
     assert read_calibration(out) == before is not None
 
 

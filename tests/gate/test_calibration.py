@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from PIL import Image
 from pacorl.config.options import UsageError
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent
-from pacorl.gate.calibrate import FEWEST_FOR_BINS, ask_comparisons, error_line
+from pacorl.gate.calibrate import FEWEST, ask_comparisons, check_pairs, held_out_lines
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.judge import check_judge
 from pacorl.judge.calibration import Calibration, read_calibration, threshold
@@ -61,13 +63,13 @@ def test_a_judge_of_the_calibrated_name_with_other_weights_is_refused() -> None:
 def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     curve = Curve(3.0, 0.25)
-    Calibration("tiny", curve).save(path)
+    Calibration("tiny", curve, pairs=240).save(path)
     question = Question(TWO, consistent())
     plain = LocalJudge.from_pretrained("tiny").verdicts([question])[0].p_yes
     assert plain is not None
     with PacoReward.from_pretrained("tiny", calibration=path) as reward:
         assert reward.judge.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
-        assert reward.score_set(TWO).calibrated
+        assert reward.score_set(TWO).calibrated_on == 240
 
 
 @pytest.mark.slow
@@ -89,7 +91,24 @@ def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
         ask_comparisons(Asked(lambda question: None), [comparison])
 
 
-@pytest.mark.parametrize("count", [18, FEWEST_FOR_BINS])
-def test_too_few_pairs_for_a_conclusion_are_called_so(count: int) -> None:
-    answers = (np.linspace(0.1, 0.9, count), np.arange(count) % 2 == 0)
-    assert ("too few" in error_line(answers, Curve())) == (count < FEWEST_FOR_BINS)
+def test_too_few_pairs_of_a_label_are_refused() -> None:
+    """Of twelve pairs a curve may call anything Yes."""
+    pair = Comparison((Path("a.png"), Path("b.png")), "same?", consistent=True)
+    labelled = [replace(pair, consistent=number < FEWEST) for number in range(2 * FEWEST)]
+    check_pairs("http://judge", labelled)
+    for pairs in (labelled[1:], labelled[:-1]):
+        with pytest.raises(ValueError, match=f"{FEWEST} of each or more"):
+            check_pairs("http://judge", pairs)
+
+
+def test_a_curve_that_does_not_help_held_out_pairs_is_refused() -> None:
+    random = np.random.default_rng(0)
+    p_N = random.random(400)
+    yes_N = random.random(400) < p_N
+    with pytest.raises(ValueError, match="take the judge as it is"):
+        held_out_lines((p_N, yes_N))
+    error, passing = held_out_lines((p_N**4, yes_N))
+    assert "held-out" in error
+    counts = [int(count) for count in re.findall(r"(\d+) No", passing)]
+    assert counts == sorted(counts, reverse=True)
+    assert 0 < counts[0] < 200

@@ -15,6 +15,7 @@ from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import JSON, announce, asking, echo, echo_errors, fault_line, print_json
 from pacorl.config.options import BELOW, INCOMPLETE, CalibratedJudge, UsageError, option
+from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pacorl.gate.check import Check
@@ -319,15 +320,16 @@ def calibrate(
     *,
     out: Path = Option(Path("calibration.json"), help="The file to write."),
 ) -> None:
-    """Fit a temperature and a bias on labelled pairs, 200 or more; a threshold for sets is yours to choose (--min)."""
+    """Fit a temperature and a bias on 200 labelled pairs or more; a threshold for sets is yours to choose (--min)."""
     from pacorl.core.calibration import fit_curve
-    from pacorl.gate.calibrate import ask_comparisons, check_unseen, error_line
+    from pacorl.gate.calibrate import ask_comparisons, check_pairs, held_out_lines
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.io.files import check_new, check_writable
     from pacorl.io.images import check_readable
     from pacorl.judge import check_judge, identity_at
     from pacorl.judge.calibration import Calibration
     from pacorl.records.comparisons import comparisons_from
+    from pacorl.records.prompts import TINY_PREFIX
     from pacorl.runtime.cores import use_cores
 
     check_new(out, fix="name another file with --out")
@@ -335,10 +337,12 @@ def calibrate(
     check_judge(judge)
     use_cores()
     # Some sources write their images into the scratch folder, which must last until the judge has read them.
+    if judge == TINY and data.startswith(f"{TINY_PREFIX}train"):
+        raise ValueError(f"{data} are the pairs that the tiny judge was trained on; give tiny:dev or tiny:test")
     with TemporaryDirectory() as scratch:
         pairs = comparisons_from(data, scratch=Path(scratch))
         check_readable(chain(*(pair.images for pair in pairs)))
-        check_unseen(judge, pairs)
+        check_pairs(judge, pairs)
         with PacoReward.from_pretrained(judge) as reward, asking(reward.name) as advance:
             name, identity = reward.name, identity_at(judge, reward.judge)
             answers = ask_comparisons(reward.judge, pairs, progress=advance)
@@ -347,11 +351,11 @@ def calibrate(
     lines = [
         f"{len(pairs)} pairs, {int(answers[1].sum())} labelled Yes",
         f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
-        error_line(answers, curve),
+        *held_out_lines(answers),
     ]
     # Saved before the output, which may fail on a closed pipe.
-    Calibration(name, curve, identity=identity).save(out)
-    following = f"pacorl check FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
-    # A panel's score is the lowest of several medians, about which pairs say nothing.
-    lines.append("Pairs give no threshold: choose --min, or the file's thresholds, on sets that you have looked at.")
+    Calibration(name, curve, identity=identity, pairs=len(pairs)).save(out)
+    following = (
+        f"pacorl check --sets FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
+    )
     echo("\n".join([*lines, f"calibration: {out}", f"next: {following}"]))

@@ -186,7 +186,7 @@ class Check:
             "passed": self.passed,
             "code": self.code,
             "least": self.least,
-            "calibrated": self.scores.calibrated,
+            "calibrated_on": self.scores.calibrated_on,
             "odd_one_out": self.panels[failed[0]].image if failed else None,
             "panels": [{"passed": PASSED[self.status(n)], **asdict(each)} for n, each in enumerate(self.panels)],
             "controls": list(map(asdict, self.controls)),
@@ -338,7 +338,7 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
     # The threshold means something only with its comparison.
     side = "the references" if check.with_characters else "the other panels"
     count = len(check.panels)
-    limit = f"{check.least:g} with {side} ({'' if check.scores.calibrated else 'un'}calibrated)"
+    limit = f"{check.least:g} with {side} ({check.scores.calibration})"
     lines = []
     if check.passed:
         lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]

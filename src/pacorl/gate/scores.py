@@ -58,7 +58,7 @@ class Scores:
         question: Question about every pair.
         pairs: Scores of all pairs, or of the pairs with the first image if `ranking`.
         ranking: Whether only the first image is compared with each candidate.
-        calibrated: Whether a calibration file maps the judge's P(Yes).
+        calibrated_on: Number of pairs of the calibration file that maps P(Yes); None without a file.
     """
 
     names: tuple[str, ...]
@@ -66,7 +66,12 @@ class Scores:
     question: str
     pairs: tuple[PairScore, ...]
     ranking: bool = False
-    calibrated: bool = False
+    calibrated_on: int | None = None
+
+    @property
+    def calibration(self) -> str:
+        """State of the judge's calibration for people."""
+        return "uncalibrated" if self.calibrated_on is None else f"calibrated on {self.calibrated_on} pairs"
 
     @property
     def mean(self) -> float | None:
@@ -101,7 +106,7 @@ class Scores:
         return {
             "images": list(self.names),
             "question": self.question,
-            "calibrated": self.calibrated,
+            "calibrated_on": self.calibrated_on,
             "mean": self.mean,
             "missing": len(self.missing),
             "pairs": pairs,
@@ -121,7 +126,7 @@ class Scores:
             if len(self.pairs) > 1:
                 scored = len(self.pairs) - len(self.missing)
                 lines.append(f"Mean P(Yes) of {scored} of {len(self.pairs)} pairs: {p_yes_text(self.mean)}.")
-            if not self.calibrated:
+            if self.calibrated_on is None:
                 lines.append(UNCALIBRATED)
         return "\n".join(lines)
 
@@ -177,8 +182,9 @@ def score_set(
             words = judge.explain(asked[pair]) if reasons and verdict.valid else ""
             scored.append(PairScore(*pair, verdict.p_yes, "" if verdict.valid else verdict.error, words))
         progress(len(scored), len(pairs))
-    calibrated = getattr(judge, "calibration", None) is not None
-    return Scores(names, tuple(images), question, tuple(scored), ranking, calibrated)
+    calibration = getattr(judge, "calibration", None)
+    pairs_fitted = calibration.pairs if calibration else None
+    return Scores(names, tuple(images), question, tuple(scored), ranking, pairs_fitted)
 
 
 # --- for people ------------------------------------------------------------------------------------------------

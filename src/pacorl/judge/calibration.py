@@ -1,6 +1,6 @@
 """Calibration file of a judge, written by `pacorl calibrate`: a curve of P(Yes), and thresholds per set size.
 
-{"judge": "tiny", "identity": "sha256 …", "curve": {"temperature": 1.9, "bias": 0.4},
+{"judge": "tiny", "identity": "sha256 …", "pairs": 240, "curve": {"temperature": 1.9, "bias": 0.4},
     "thresholds": {"panels": {"4": 0.31}}}
 """
 
@@ -35,6 +35,8 @@ class Calibration:
     """Mode → number of panels → least score of a panel."""
     identity: str = ""
     """A digest of the judge's weights, or its name on a server without (`judge.identity_at`); if empty, names count."""
+    pairs: int = 0
+    """Number of labelled pairs that the curve was fitted to; 0 if unknown."""
 
     def check_judge(self, source: str, name: str, identity: str) -> None:
         """Raise UsageError for another judge than the calibrated one: its curve and thresholds would mean nothing."""
