@@ -60,7 +60,7 @@ def test_the_page_has_both_sides_of_everything_and_lies_beside_the_runs(runs: tu
     assert path == runs[1].parent / "compare-one-two.html"
     page = path.read_text("utf-8")
     texts = [" ".join(text.split()) for text in re.findall(r">([^<>]+)<", page)]
-    assert {"one and two", "+0.250", "−0.500", "0.002", "adapter.rank", "Next"} <= set(texts)
+    assert {"one and two", "+0.250", "−0.500", "0.002", "adapter.rank"} <= set(texts)
     assert "Rank 2 of 2, next to the median" in texts
     assert "in the other run: 2 of the images." in text_of(path)
     assert not re.search(r"https?://|@import|url\(", page)
@@ -81,7 +81,7 @@ def test_two_judges_have_no_interval_and_no_note_on_any(tmp_path: Path) -> None:
     for run in runs:
         (run / "summary.json").write_text('{"held_out_pairs": 9, "held_out_digest": "a", "after": {"accuracy": 0.5}}')
     page, lines = write_comparison(runs)
-    assert lines == ["Accuracy, two − one: +0.000"]
+    assert lines == ["Accuracy, two − one: +0.000, undecided"]
     assert "seeds of noise" not in text_of(page)
 
 
@@ -126,8 +126,11 @@ def test_a_difference_below_the_shown_decimals_is_a_tie(tmp_path: Path) -> None:
         for seed in RISES
     ]
     page, lines = write_comparison(runs)
-    assert "higher in 0 of 3 seeds (1: 0, 2: 0, 3: 0)" in lines[0]
+    assert "+0.000, n = 3 seeds, higher in 0 of 3 seeds, equal in 3 (1: +0.000," in lines[0].replace(
+        " (+0.000 to +0.000)", ""
+    )
     assert 'class="sure"' not in text_of(page)
+    assert "e−0" not in text_of(page)
 
 
 def test_configs_differ_by_dotted_keys_and_not_by_the_folder_of_a_run_s_own_files(tmp_path: Path) -> None:
@@ -152,12 +155,13 @@ def test_configs_differ_by_dotted_keys_and_not_by_the_folder_of_a_run_s_own_file
 
 def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> None:
     page, lines = write_comparison([seeds[0], seeds[4], seeds[2], seeds[1], seeds[5], seeds[3]])
-    assert page == seeds[0].parent / "compare-low-high.html"
+    assert page == seeds[0].parent / "compare-low-1-low-3-low-2-high-1-high-3-high-2.html"
     low, high = stats.t.interval(0.95, 2, 0.1875, stats.sem(list(RISES.values())))
     assert lines == [
         f"Consistency, high − low: +0.188 (+{low:.3f} to +{high:.3f}), n = 3 seeds, higher in 3 of 3 seeds "
         "(1: +0.125, 3: +0.188, 2: +0.250)",
-        "Valid panels, high − low: +0.000, n = 3 seeds, higher in 0 of 3 seeds (1: 0, 3: 0, 2: 0)",
+        "Valid panels, high − low: +0.000, n = 3 seeds, higher in 0 of 3 seeds, equal in 3 "
+        "(1: +0.000, 3: +0.000, 2: +0.000), undecided",
     ]
     text = text_of(page)
     assert lines[0] in text
@@ -170,8 +174,13 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
 
 
 def test_two_seeds_have_counts_and_no_verdict(seeds: list[Path]) -> None:
+    of_all, _ = write_comparison(seeds)
     page, lines = write_comparison([*seeds[:2], *seeds[3:5]])
-    assert lines[0] == "Consistency, high − low: +0.188, n = 2 seeds, higher in 2 of 2 seeds (1: +0.125, 2: +0.250)"
+    assert page != of_all, "a page of other runs stays"
+    assert (
+        lines[0]
+        == "Consistency, high − low: +0.188, n = 2 seeds, higher in 2 of 2 seeds (1: +0.125, 2: +0.250), undecided"
+    )
     assert 'class="sure"' not in text_of(page)
 
 
@@ -187,6 +196,18 @@ def test_settings_that_cannot_be_paired_are_refused(seeds: list[Path], tmp_path:
     for named, runs in cases.items():
         with pytest.raises(ValueError, match=named):
             write_comparison(runs)
+
+
+def test_agreement_across_sets_is_compared_by_the_log(tmp_path: Path) -> None:
+    runs = []
+    for name, across in (("one", 0.25), ("two", 0.5)):
+        epochs = [{"kind": "epoch", "epoch": epoch, "monitor/across": across * epoch} for epoch in range(4)]
+        runs.append(write_metrics(tmp_path / name, *epochs, {"kind": "evaluation", "epoch": 4, "kappa": 0.5}))
+    lines = write_comparison(runs)[1]
+    assert lines == [
+        "Agreement beyond chance (κ), two − one: +0.000, undecided",
+        "Monitor · across, two − one: +0.500, undecided",
+    ]
 
 
 def test_the_table_of_t_is_complete() -> None:

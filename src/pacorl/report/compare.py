@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
+from pacorl.core.metric_names import MONITOR
 from pacorl.core.ranking import Interval
-from pacorl.io.files import check_made, write_atomic
+from pacorl.io.files import check_made, text_digest, write_atomic
 from pacorl.report.figures import MINUS, change, label
-from pacorl.report.folder import RunFolder, Sample, read_run
+from pacorl.report.folder import RunFolder, Sample, number, read_run
 from pacorl.report.html import render
-from pacorl.report.page import Set, by_change, gallery, match, next_command
+from pacorl.report.page import Set, by_change, gallery, match
 from pacorl.report.results import (
     PLACES,
     Result,
@@ -36,6 +38,11 @@ MEASURES = re.compile(
 """Keys that decide what an evaluation measures."""
 OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
 """Ending of the prompts that `PolicyTrainer` writes into a run's folder: eight digits of their digest."""
+
+LONGEST_NAME = 100
+"""Characters of the names of runs in a page's name."""
+RECENT = 3
+"""Epochs that the judge's agreement is averaged over."""
 
 NO_PAIRS_NOTE = "Both judges were measured on evaluation pairs. A difference of two judges has no interval."
 """Explains the table of two judges' runs, which keep no answer of a single pair."""
@@ -90,11 +97,9 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         seeds=list(pairs) if len(pairs) > 1 else [],
         bold=not unlike,
         differences=differing_keys(first, second),
-        next=next_command(second),
         **gallery(by_change(matched), names=names),
     )
-    file = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")
-    path = second.path.resolve().parent / f"{file}.html"
+    path = second.path.resolve().parent / page_name(list(chain(*zip(*pairs.values(), strict=True))))
     # Replace only an earlier comparison.
     check_made(path)
     write_atomic(path, page)
@@ -147,6 +152,17 @@ def side_names(first: RunFolder, second: RunFolder, *, by_seed: bool) -> tuple[s
     return before, after
 
 
+def page_name(runs: Sequence[RunFolder]) -> str:
+    """Name a comparison's page by all of its runs, so that it replaces none of others."""
+    names = [run.path.resolve().name for run in runs]
+    if len({*names}) < len(names):
+        names = [str(run.path) for run in runs]
+    listed = re.sub(r"[^\w.-]+", "-", "-".join(names))
+    if len(listed) > LONGEST_NAME:
+        listed = f"{listed[:LONGEST_NAME]}-{text_digest(listed)[:8]}"
+    return f"compare-{listed}.html"
+
+
 def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, str]]:
     """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it."""
     settings = [comparable(run) for run in (first, second)]
@@ -192,13 +208,26 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
     """Compare the measures of images in both runs, then the measures that only the summaries have."""
     rows = compared(pair_up(newest(first), newest(second)))
     measured = {row.name for row in rows}
-    # Measures of the summaries alone have no images to pair, and so no interval.
-    sides = [{row.name: row.after for row in summarised(run.summary)} for run in (first, second)]
+    # Measures of all sets together have no images to pair, and so no interval.
+    sides = []
+    for run in (first, second):
+        sides.append(agreement(run) | {row.name: row.after for row in summarised(run.summary)})
     for name, before in sides[0].items():
         after = sides[1].get(name)
         if before and after and name not in measured:
             rows.append(Result(name, before, after, Interval(after.mean - before.mean)))
     return rows
+
+
+def agreement(run: RunFolder) -> dict[str, Interval | None]:
+    """Read κ and the agreement across sets: an oracle's of the newest evaluation, the judge's of the last epochs."""
+    found: dict[str, Interval | None] = {}
+    for prefix, lines in (("", run.evaluations[-1:]), (MONITOR, run.epochs[-RECENT:])):
+        for name in (f"{prefix}kappa", f"{prefix}across"):
+            values = [value for line in lines if (value := number(line.get(name))) is not None]
+            if values:
+                found[name] = Interval(fmean(values))
+    return found
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:
@@ -231,4 +260,4 @@ def _line(row: Result, names: tuple[str, str]) -> str:
         text += " seeds" if row.by_seed else " prompts of both"
     if row.by_seed:
         text += f", {row.higher} ({', '.join(f'{seed}: {change(value)}' for seed, value in row.by_seed.items())})"
-    return text
+    return text if row.sure else f"{text}, undecided"

@@ -57,9 +57,10 @@ def amount(value: float | None) -> str:
 
 
 def change(value: float | None) -> str:
-    """Format an amount with its sign: `+0.120`."""
-    sign = "+" if value is not None and value > 0 else ""
-    return sign + amount(value)
+    """Format a difference with its sign, as `Interval.text` does: `+0.120`."""
+    if value is None:
+        return "–"
+    return f"{value:+z.3f}".replace("-", MINUS)
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

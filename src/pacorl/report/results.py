@@ -45,8 +45,12 @@ class Result:
 
     @property
     def higher(self) -> str:
-        """Count the seeds with a higher value: too few of them have no interval, and no verdict."""
-        return f"higher in {sum(value > 0 for value in self.by_seed.values())} of {len(self.by_seed)} seeds"
+        """Count the seeds with a higher value, and those with an equal one, as they are shown."""
+        differences = list(self.by_seed.values())
+        text = f"higher in {sum(value > 0 for value in differences)} of {len(differences)} seeds"
+        if ties := differences.count(0):
+            text += f", equal in {ties}"
+        return text
 
     @property
     def sure(self) -> bool:
