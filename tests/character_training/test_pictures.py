@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ def test_captions_of_other_tools_are_read(tmp_path: Path, caplog: pytest.LogCapt
     }
     (record,) = caplog.records
     assert record.getMessage().startswith("5.png")
+
+
+def test_copies_of_a_picture_stay_on_one_side(tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp")
+    for number in range(6):
+        shutil.copy(hero / f"{number}.png", hero / f"{number}b.png")
+    pictures = read_pictures(hero_config(hero, tmp_path / "run"))
+    train, held_out = ({picture.path.name[0] for picture in side} for side in (pictures.train, pictures.held_out))
+    assert held_out
+    assert not train & held_out
 
 
 @pytest.mark.parametrize(("pictures", "held_out"), [(4, []), (5, [3]), (6, [3])])

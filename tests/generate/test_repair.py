@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asked import Asked
@@ -56,6 +58,15 @@ def test_a_panel_that_fits_no_better_is_rejected_and_near_zero_is_a_tie(redrawn:
     repair = repair_set(grey(20, 20, 20, 110), gate=gate, redraw=redraw, tries=1)
     assert [attempt.accepted for attempt in repair.tries] == [False]
     assert repair.replaced == {}
+
+
+def test_a_panel_that_lowers_the_mean_is_rejected() -> None:
+    means = iter([0.5, 0.4])
+
+    def gate(panels: Sequence[Image.Image]) -> Check:
+        return replace(GATE(panels), scores=Mock(mean=next(means)))
+
+    assert repair_set(grey(20, 20, 20, 110), gate=gate, redraw=redraws(20)[0], tries=1).replaced == {}
 
 
 def test_a_failed_control_is_a_rejected_try() -> None:

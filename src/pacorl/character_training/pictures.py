@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from PIL import Image, ImageOps
 
 from pacorl.character_training.character_config import CharacterConfig
+from pacorl.core.batches import grouped
 from pacorl.io.documents import dump_json
 from pacorl.io.files import digest, text_digest
 from pacorl.io.images import open_image
@@ -93,7 +95,9 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
             caption = f"{subject}, {caption}"
         pictures.append(Picture(path, caption))
 
-    held_out = pictures[HELD_OUT] if len(pictures) >= HELD_OUT_FROM else []
+    # By content: copies of an image stay on one side.
+    by_content = list(grouped((digest(picture.path), picture) for picture in pictures).values())
+    held_out = list(chain(*by_content[HELD_OUT])) if len(by_content) >= HELD_OUT_FROM else []
     train = [picture for picture in pictures if picture not in held_out]
     return PictureSet(subject, tuple(train), tuple(held_out))
 
