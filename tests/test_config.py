@@ -92,7 +92,8 @@ FAULTS = [
     ("sampling: window.size", "sampling.window.kind=sliding", "sampling.window.size=2"),
     ("judge: address at h", "judge.checkpoint=http://sk-1@h/v1"),
     ("judge: adapter", "judge.checkpoint=http://h:1/v1", "judge.adapter=lora"),
-    ("rewards:", "rewards=[]"),
+    ("rewards: give at least 1", "rewards=[]"),
+    ("advantages.credit: .* or ", "advantages.credit=3"),
     ("config: rewards .*twice", "rewards=[{name: consistency}, {name: consistency}]"),
 ]
 """The key that a message begins with, and overrides."""

@@ -18,11 +18,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from pacorl.io.files import SHARED, append_flushed, make_folder, read_bytes, replacing, write_atomic
 
@@ -38,6 +39,8 @@ SHOWN = 300
 """Characters of a refused value that a message shows."""
 CLASS = re.compile(r"valid dictionary or instance of \w+")
 """Name of a class in pydantic's messages."""
+ALTERNATIVE = re.compile(r"constrained-\w+$|literal\[")
+"""Name that pydantic adds to a key whose value is a number or a word."""
 JSON_FAULT = re.compile(r"(?P<fault>.*) at line (?P<line>\d+) column (?P<column>\d+)")
 """Message of pydantic's parser."""
 
@@ -132,17 +135,29 @@ def faults_of(error: ValidationError, *, unknown: Callable[[Any], str] | None = 
         whole: the key of a fault of the whole document.
     """
     lines = []
-    for fault in error.errors()[:3]:
+    for key, faults in islice(groupby(error.errors(), key=_key_of), 3):
+        fault, *others = faults
         if unknown and fault["type"] == "extra_forbidden":
             lines.append(unknown(fault["loc"]))
             continue
-        key = ".".join(map(str, fault["loc"])) or whole
-        message = CLASS.sub("mapping of keys", fault["msg"].removeprefix("Value error, "))
+        message = " or ".join(map(_message_of, (fault, *others)))
         # A whole section as the value would not help.
         if not isinstance(fault["input"], dict | BaseModel):
             message += f" (got {repr(fault['input'])[:SHOWN]})"
-        lines.append(f"{key}: {message}".removeprefix(": "))
+        lines.append(f"{key or whole}: {message}".removeprefix(": "))
     return "; ".join(lines).replace("\n", "\\n")
+
+
+def _key_of(fault: ErrorDetails) -> str:
+    """Return the dotted key of a fault, without the names of a value's alternatives."""
+    return ".".join(step for step in map(str, fault["loc"]) if not ALTERNATIVE.match(step))
+
+
+def _message_of(fault: ErrorDetails) -> str:
+    """Return pydantic's message, in words of configs and records."""
+    if fault["type"] == "too_short":
+        return f"give at least {fault['ctx']['min_length']} valid"
+    return CLASS.sub("mapping of keys", fault["msg"].removeprefix("Value error, "))
 
 
 @cache
