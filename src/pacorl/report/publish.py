@@ -44,7 +44,8 @@ Made of `{{ base }}` with {{ method }} by pacorl. Trained on: {{ trained_on }}.
 {% if is_judge -%}
 pacorl score a.png b.png --judge OWNER/{{ name }}
 {%- else -%}
-pacorl generate --prompt TEXT --model {{ base }} --adapter OWNER/{{ name }}
+pacorl generate {{ "--image IMAGE --instruction TEXT" if is_editor else "--prompt TEXT" }} --model {{ base }} \
+--adapter OWNER/{{ name }}
 {%- endif %}
 ```
 {% if not is_judge and not is_tiny %}
@@ -117,6 +118,7 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         method=method,
         trained_on=", ".join(f"`{_name_of(source)}`" for source in read.trained_on),
         is_judge=is_judge,
+        is_editor=read.is_editor,
         is_tiny=base == TINY,
         results=rows_of(read),
         change_text=change_text,
