@@ -364,7 +364,8 @@ class Studio:
         # While it draws, so that a person can stop it.
         for character in prompt.characters:
             if character.text not in self.described(self.draft.words):
-                self.fault = f"The words do not name {plain(character.name)}, whose description is left out"
+                who = plain(character.name)
+                self.fault = f"The words do not name {who}, whose description is left out; write the name where it acts"
         self._open(self._candidates([prompt], seed=self.draft.seed))
         self.draft.seed = None
 
