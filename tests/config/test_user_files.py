@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from pathlib import Path, PurePath
@@ -77,6 +78,11 @@ def test_a_dry_run_tries_an_objective_and_knows_its_options(tmp_path: Path, monk
     words = ["train-policy", "tiny", "--dry-run", f"objective.name={tmp_path / 'mine.py'}:REINFORCE"]
     for more, named in (([], "less likely"), (["objective.basline=1"], "did you mean 'objective.baseline'")):
         assert named in str(CliRunner().invoke(app, [*words, *more]).exception)
+    (tmp_path / "mine.py").write_text(text.replace("step.log_prob_B", "step.logprob"))
+    monkeypatch.setattr(OBJECTIVES, "users", {})
+    fault = CliRunner().invoke(app, words).exception
+    assert isinstance(fault, ValueError)
+    assert re.search(r"mine\.py:REINFORCE', line \d+: AttributeError: .*'logprob'$", str(fault))
 
 
 def test_a_process_without_user_files_executes_none_in_any_thread(

@@ -82,6 +82,11 @@ rewards: [{name: consistency}, {name: clip}]
     ("config", "finished", "started"),
     [
         (POLICY, True, "pacorl generate --model black-forest-labs/FLUX.1-dev --adapter RUN/adapter"),
+        (
+            POLICY.replace("model: {", "model: {kind: 'mine.py:PAINTER', "),
+            True,
+            "pacorl generate --model black-forest-labs/FLUX.1-dev --kind mine.py:PAINTER",
+        ),
         (POLICY, False, "pacorl train-policy RUN/config.yaml --resume auto"),
         ("character: characters/hero\n", False, "pacorl train-character characters/hero --config RUN/config.yaml"),
         ("model: {checkpoint: tiny}\ndata: {train: [a.json]}\n", True, "pacorl calibrate RUN/adapter PAIRS"),

@@ -53,8 +53,9 @@ def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
     field = model.model_fields.get(section)
     table = _table_of(field) if field else None
     owners = [entry for entry in table or () if table and last in table[entry].options.model_fields]
-    if owners:
-        hint = f"it belongs to {' or '.join(owners)}; `pacorl config {section}` lists the keys"
+    if table and owners:
+        whole = f"{section}={{{table.key}: …}}"
+        hint = f"it belongs to {' or '.join(owners)}; give the section of another {table.key} whole, as {whole}"
     return f"{'.'.join(map(str, path))}: unknown key, {hint}"
 
 

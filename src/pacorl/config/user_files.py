@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -109,6 +110,16 @@ def code_digest(target: Any) -> str:
         with suppress(OSError, TypeError):  # typed at a prompt, or built in
             return text_digest(inspect.getsource(target))
     return text_digest(f"{target.__module__}.{target.__qualname__}")
+
+
+@contextmanager
+def blamed_on_code(noun: str, name: str, when: str = "", *, fault: type[ValueError] = ValueError) -> Iterator[None]:
+    """Convert an exception of a user's code to a `fault` in one line: the entry's name, and the line in its file."""
+    try:
+        yield
+    except FAULTS as error:
+        line = line_in(Path(name.rpartition(":")[0]), error)
+        raise fault(f"{noun} {name!r}{line}: {type(error).__name__}{when}: {error}") from error
 
 
 def line_in(path: Path, error: BaseException) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pacorl.core.devices import to_device, widest_float
 from pacorl.core.grid import Panels
-from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, Step
+from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, Step, objective_loss
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
 from pacorl.grpo.rollout import Draw, transition_at, velocity_at
@@ -176,18 +176,16 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     # 2. Loss of the trained policy's transition.
     velocity = partial(velocity_at, policy, x_VNC, nodes.sigmas_T[step], conditioning, nodes.size)
     transition = transition_of(velocity())
-    loss, metrics = OBJECTIVES[options.name].loss(
-        Step(
-            transition,
-            log_prob_B=log_prob(next_latents_ENC[child_B], transition, panels),
-            old_log_prob_B=to_device(nodes.log_prob_B, device),
-            old_mean_BNC=None if nodes.mean_VNC is None else to_device(nodes.mean_VNC, device)[node_B],
-            dt=float(nodes.sigmas_T[step + 1] - nodes.sigmas_T[step]),
-            advantage_B=advantage_B,
-            panels=panels,
-        ),
-        options,
+    of_step = Step(
+        transition,
+        log_prob_B=log_prob(next_latents_ENC[child_B], transition, panels),
+        old_log_prob_B=to_device(nodes.log_prob_B, device),
+        old_mean_BNC=None if nodes.mean_VNC is None else to_device(nodes.mean_VNC, device)[node_B],
+        dt=float(nodes.sigmas_T[step + 1] - nodes.sigmas_T[step]),
+        advantage_B=advantage_B,
+        panels=panels,
     )
+    loss, metrics = objective_loss(of_step, options)
 
     # 3. KL to the base.
     if options.kl_weight > 0:
@@ -236,20 +234,18 @@ def _endpoint_loss(policy_loss: PolicyLoss, rollout: Rollout, values: Advantages
     velocity = velocity_of()
 
     # 4. Loss, and the divergence from the base.
-    loss, metrics = OBJECTIVES[options.name].loss(
-        Endpoint(
-            clean,
-            noisy,
-            sigma=sigma,
-            velocity_BNC=velocity,
-            old_velocity_BNC=velocity.detach() if old is None else old,
-            advantage_B=advantage_B,
-            advantage_clip=policy_loss.advantage_clip,
-            used_B=used_B,
-            panels=panels,
-        ),
-        options,
+    endpoint = Endpoint(
+        clean,
+        noisy,
+        sigma=sigma,
+        velocity_BNC=velocity,
+        old_velocity_BNC=velocity.detach() if old is None else old,
+        advantage_B=advantage_B,
+        advantage_clip=policy_loss.advantage_clip,
+        used_B=used_B,
+        panels=panels,
     )
+    loss, metrics = objective_loss(endpoint, options)
     if base is not None:
         divergence = ((velocity - base) ** 2).mean()
         return loss + options.kl_weight * divergence, metrics | {"kl": divergence}

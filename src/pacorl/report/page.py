@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pacorl.config.user_files import is_in_file
 from pacorl.core.grid import panel_texts
 from pacorl.core.metric_names import SHOWN_EVERY
 from pacorl.io.files import write_atomic
@@ -98,7 +99,9 @@ def next_command(run: RunFolder) -> str:
         return f"pacorl calibrate {folder}/{judge} PAIRS"
     request = "--image IMAGE --instruction TEXT" if run.is_editor else "--prompt TEXT"
     model = shlex.quote(settings.get("model.checkpoint", ""))
-    return f"pacorl generate --model {model} --adapter {folder}/adapter {request}"
+    kind = settings.get("model.kind", "")
+    own = f" --kind {shlex.quote(kind)}" if is_in_file(kind) else ""
+    return f"pacorl generate --model {model}{own} --adapter {folder}/adapter {request}"
 
 
 # --- the gallery -----------------------------------------------------------------------------------------------------

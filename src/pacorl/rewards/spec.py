@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from pacorl.config.user_files import FAULTS, line_in, users_value
+from pacorl.config.user_files import blamed_on_code, users_value
 from pacorl.io.documents import faults_of
 from pacorl.rewards.reward import PanelScores, Reward, RewardError, named
 from pacorl.types import Prompt
@@ -109,25 +108,23 @@ def user_spec(name: str) -> RewardSpec:
     where, _, attribute = name.rpartition(":")
     if not callable(target):
         raise RewardError(f"rewards: {where} has no function or class {attribute!r}")
-    path = Path(where)
     parameters = list(inspect.signature(target).parameters.items())
     if not inspect.isclass(target):
         del parameters[:2]  # a function's prompts and images
-    return RewardSpec(partial(UserReward, target, name, path), target, dict(parameters))
+    return RewardSpec(partial(UserReward, target, name), target, dict(parameters))
 
 
 class UserReward:
     """A user's function or class as a reward, with every fault of it named: the file, the line, the record."""
 
-    def __init__(self, target: Callable[..., Any], spec: str, path: Path | None = None, /, **args: Any) -> None:
+    def __init__(self, target: Callable[..., Any], spec: str, /, **args: Any) -> None:
         """
         Args:
             target: the function, or the class to be made.
-            path: the file that holds it, for the lines of its faults.
+            spec: its name, `path.py:Name` if it is in a file.
             args: keyword arguments of the function or class.
         """
         self.spec = spec
-        self.path = path
         with self._blamed("when it was made"):
             # An object that is called keeps its other methods.
             self.reward: Any = (
@@ -159,11 +156,6 @@ class UserReward:
             scores: list[PanelScores] = self.reward.panel_scores(prompts, images)
             return scores
 
-    @contextmanager
-    def _blamed(self, when: str) -> Iterator[None]:
+    def _blamed(self, when: str) -> AbstractContextManager[None]:
         """Convert exceptions of the block to RewardError with the file and line."""
-        try:
-            yield
-        except FAULTS as error:
-            line = line_in(self.path, error) if self.path else ""
-            raise RewardError(f"reward {self.spec!r}{line}: {type(error).__name__} {when}: {error}") from error
+        return blamed_on_code("reward", self.spec, f" {when}", fault=RewardError)
