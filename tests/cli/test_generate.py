@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.cli.generator import AdaptedGenerator
+from pacorl.config.options import INCOMPLETE
+from pacorl.core.calibration import Curve
+from pacorl.judge.calibration import Calibration
 
 SET = ("--prompt", "a red hero with a crown in town", *stories.SET)
 SMALL = ("--size", "64x64", "--steps", "2")
@@ -71,6 +74,43 @@ def test_a_sentence_makes_a_set_and_shows_its_panels(tmp_path):
         assert grid.info["layout"] == "2x2"
         assert "jumping, boat" in grid.info["panels"]
     assert "2. jumping, boat" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_and_another_replaces_nothing(tmp_path):
+    words = (*SET, *SMALL, "--best-of", "2", "--out", tmp_path)
+    assert run(*words, "--count", "2").exit_code == 0
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.glob("*.png")}
+    stopped = [path for path in before if path.name.startswith("set-2")]
+    for path in stopped:
+        path.unlink()
+    again = run(*words, "--count", "12", "--json")
+    made = [Path(image["file"]).name for image in json.loads(again.stdout)["made"]]
+    assert made == [f"set-{number}.png" for number in range(2, 13)]
+    assert f"{tmp_path / 'set-1.png'} is finished" in again.stderr
+    for path, (content, changed) in before.items():
+        assert path.read_bytes() == content
+        assert path in stopped or path.stat().st_mtime_ns == changed
+
+    seen = {path: path.read_bytes() for path in tmp_path.glob("*.png")}
+    calibration = tmp_path / "c.json"
+    Calibration("tiny", Curve()).save(calibration)
+    others = (("--seed", "1"), ("--min", "0.5"), ("--best-of", "3"), ("--steps", "3"), ("--calibration", calibration))
+    for other in others:
+        assert "is of another command" in refused(*words, *other)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.png")} == seen
+
+
+@pytest.mark.slow
+def test_a_finished_set_that_fails_keeps_its_code_and_changed_images_are_another_request(hero, tmp_path):
+    words = ("a red round hero with a crown in town at night", *stories.SET, "--seed", "1", "--min", "0.5")
+    words = (*words, "--tries", "1", "--out", tmp_path / "out")
+    for _ in range(2):
+        assert run(*words).exit_code == INCOMPLETE
+    words = ("--image", hero / "front.png", "--instruction", "Give the hero a cap.", "--out", tmp_path / "edits")
+    assert run(*words).exit_code == 0
+    Image.new("RGB", (32, 32), "blue").save(hero / "front.png")
+    assert "is of another command" in refused(*words)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def generate(
     as_json: bool = JSON,
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG contains its recipe."""
-    from pacorl.io.files import check_made, check_writable
+    from pacorl.io.files import check_writable
 
     # The positional text is the prompt.
     if text and request.prompt:
@@ -126,13 +126,8 @@ def generate(
     judge = _check_request(requested, generator, choice, gate, separate=request.separate)
     if dry_run:
         print_plan(generator, choice, judge, prompts=requested.prompts, panels=requested.panels, as_json=as_json)
-    # The output can be written, and replaces nothing that was not generated.
     check_writable(out, folder=True)
-    written = [out / requested.stem]
-    if not requested.page:
-        written = sorted(out.glob(f"{requested.stem}-[0-9]*.png"))
-    for image in written:
-        check_made(image, mark=IMAGE_MARK)
+    unfinished, codes = _unfinished(requested, generator, choice, out, separate=request.separate)
     spec = generator.check(requested.prompts)
     if judge:
         from pacorl.judge import check_judge
@@ -158,9 +153,61 @@ def generate(
         redrawing = Redrawing(generator, choice, gate, model, reward) if gate and reward else None
         if redrawing and requested.page:
             raise Exit(_redraw_page(redrawing, requested.page, out / requested.stem, as_json=as_json))
-        images = _generate(model, requested, generator, choice, reward, separate=request.separate)
-        code = _deliver(images, out, as_json=as_json, model=model, reward=reward, redrawing=redrawing)
-    raise Exit(code)
+        separate = request.separate
+        images = _generate(model, requested, generator, choice, reward, separate=separate, unfinished=unfinished)
+        codes += _deliver(images, out, as_json=as_json, model=model, reward=reward, redrawing=redrawing)
+    raise Exit(max(codes))
+
+
+def _unfinished(
+    request: GenerationRequest, options: AdaptedGenerator, choice: ChoiceOptions, out: Path, *, separate: bool
+) -> tuple[dict[str, str], list[int]]:
+    """Check the output, and leave out the images that an equal command has finished, with a line about each.
+
+    Returns:
+        The digest of each other image's request, by its name, and the exit codes of the finished ones.
+
+    Raises:
+        ValueError: for an existing image of another request, or that was not generated.
+    """
+    from pacorl.io.files import check_made
+    from pacorl.io.images import png_texts
+
+    if request.page:
+        check_made(out / request.stem, mark=IMAGE_MARK)
+        return {}, []
+    for path in sorted(out.glob(f"{request.stem}-[0-9]*.png")):
+        check_made(path, mark=IMAGE_MARK)
+    prompts = [prompt for prompt in request.prompts for _ in range(choice.count)]
+    unfinished = {}
+    codes = []
+    for number, prompt in enumerate(prompts):
+        name = f"{request.stem}-{number + 1}"
+        path = out / f"{name}.png"
+        digest = _digest_of(prompt, number, options, choice, separate=separate)
+        texts = png_texts(path)
+        if not path.exists():
+            unfinished[name] = digest
+        elif texts.get("request") == digest:
+            codes.append(int(texts.get("code", 0)))
+            echo_errors(f"{path} is finished, and is kept")
+        else:
+            raise ValueError(f"{path} is of another command, and is not replaced; name another folder with --out")
+    return unfinished, codes
+
+
+def _digest_of(prompt: Prompt, number: int, options: AdaptedGenerator, choice: ChoiceOptions, *, separate: bool) -> str:
+    """Return a digest of everything that decides an image: of files their content, of other weights their name."""
+    from pacorl import __version__
+    from pacorl.io.files import kept_digest, text_digest
+
+    files = [*prompt.sources, *prompt.references, *(path for each in prompt.characters for path in each.images)]
+    for adapter in map(Path, options.adapters):
+        files += [adapter] if adapter.is_file() else sorted(adapter.rglob("*.safetensors"))
+    if choice.calibration:
+        files.append(choice.calibration)
+    contents = list(map(kept_digest, files))
+    return text_digest(repr((__version__, prompt, number, options, replace(choice, count=1), separate, contents)))
 
 
 def _generate(
@@ -171,8 +218,13 @@ def _generate(
     reward: PacoReward | None,
     *,
     separate: bool,
+    unfinished: Mapping[str, str],
 ) -> Iterator[tuple[str, GeneratedImage]]:
-    """Generate one image after the other under a progress bar; yields its name and the image."""
+    """Generate one image after the other under a progress bar; yields its name and the image.
+
+    Args:
+        unfinished: Digest of the request of each image to generate, by its name.
+    """
     from pacorl.generate.sets import generate_sets
     from pacorl.generate.storyboard import page_sizes
 
@@ -188,8 +240,9 @@ def _generate(
         advance(done, total)
 
     for number, (prompt, size) in enumerate(images):
-        # Equal numbers of digits sort a folder's listing.
-        name = f"{request.stem}-{number + 1:0{len(str(len(images)))}d}"
+        name = f"{request.stem}-{number + 1}"
+        if name not in unfinished:
+            continue
         # Count denoising steps and not images: with one image the bar would jump from 0 to its end.
         sampled = prompt.grid.count if separate else 1
         done, total = 0, sampled * choice.best_of * (options.steps or model.default_steps)
@@ -206,7 +259,7 @@ def _generate(
                 separate=separate,
                 on_step=on_step,
             )
-        yield name, image
+        yield name, replace(image, recipe={**image.recipe, "request": unfinished[name]})
 
 
 # --- the request -----------------------------------------------------------------------------------------------
@@ -332,11 +385,11 @@ def _deliver(
     model: Generator,
     reward: PacoReward | None,
     redrawing: Redrawing | None,
-) -> int:
+) -> list[int]:
     """Save each image as it is made, after its failing panels are drawn again, and print its path.
 
     Returns:
-        The exit code.
+        Exit codes.
     """
     from pacorl.generate.generated_images import recipe_texts, save, to_dict
     from pacorl.io.files import write_atomic
@@ -369,7 +422,7 @@ def _deliver(
         print_json(names | {"made": made})
     # On the error stream, which a pipe does not read.
     echo_errors(*notes)
-    return max(codes)
+    return codes
 
 
 def _line(image: GeneratedImage, path: Path, check: Mapping[str, Any]) -> str:
@@ -380,5 +433,6 @@ def _line(image: GeneratedImage, path: Path, check: Mapping[str, Any]) -> str:
     if image.tied > 1:
         columns.append(f"a tie of {image.tied}")
     if check:
-        columns.append(f"{'passes' if check['passed'] else 'fails'}, tries: {len(check['tries'])}")
+        verdict = {True: "passes", False: "fails", None: "unsure"}[check["passed"]]
+        columns.append(f"{verdict}, tries: {len(check['tries'])}")
     return "  ".join(columns)

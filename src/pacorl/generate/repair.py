@@ -69,7 +69,8 @@ class Try:
     @property
     def verdict(self) -> str:
         """The verdict for people."""
-        return self.error or f"{p_yes_text(self.score)}, {'accepted' if self.accepted else 'rejected'}"
+        score = "no verdict" if self.score is None else p_yes_text(self.score)
+        return self.error or f"{score}, {'accepted' if self.accepted else 'rejected'}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of `--json`."""
@@ -208,7 +209,8 @@ def repair_page(
     size = repair.images[0].size
     joined = join([image.resize(size) for image in repair.images], parse_layout(texts["layout"]))
     seeds = {panel + 1: attempt.texts.get("seed") for panel, attempt in replaced}
-    write_atomic(page, png_bytes(joined, {**texts, "redrawn": json.dumps(seeds)}))
+    verdict = {"redrawn": json.dumps(seeds), "code": str(repair.after.code)}
+    write_atomic(page, png_bytes(joined, {**texts, **verdict}))
     document = {
         "passed": repair.after.passed,
         "before": repair.before.to_dict(),
