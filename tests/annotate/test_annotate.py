@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -291,9 +292,14 @@ def test_changed_questions_and_missing_images_are_refused(annotation):
     (annotation.folder / first.reference).unlink()
     with pytest.raises(ValueError, match=first.reference):
         annotation.start([])
+    write_records(path, [replace(first, candidates=("Thumbs.db", *first.candidates))])
+    (annotation.folder / first.reference).write_bytes(b"")
+    (annotation.folder / "Thumbs.db").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"Thumbs\.db is none of \.png"):
+        annotation.start([])
 
 
-@pytest.mark.parametrize("names", [([], []), (["admin"], []), (["a/b"], []), (["ann"], ["ann"])])
+@pytest.mark.parametrize("names", [([], []), (["admin"], []), (["a/b"], []), (["ann"], ["ann"]), (["ann", "Ann"], [])])
 def test_a_start_that_fails_writes_nothing(dataset, names):
     annotation = Annotation(dataset(2, 2))
     with pytest.raises(ValueError):  # noqa: PT011 - each its own

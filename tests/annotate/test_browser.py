@@ -38,8 +38,10 @@ def test_ranked_by_keys_tied_undone_and_kept_over_a_reload(dataset, browser):
         page.keyboard.press("Control+z")
         playwright.expect(page.locator("#count")).to_contain_text("0 of")
         playwright.expect(page.locator("#slots .filled").first).to_be_visible()
-        (undone,) = AnswerLog(folder).undone["ann"]
+        (undone,) = AnswerLog(folder).undone["ann"].values()
         assert len(undone.order[0]) == 2
+        page.keyboard.press("c")  # begins anew
+        playwright.expect(page.locator("#slots .filled")).to_have_count(1)
         for key in ("s", "Enter", "2", "Enter"):  # a reason must be given
             page.keyboard.press(key)
         playwright.expect(page.locator("#count")).to_contain_text("1 of")
@@ -67,7 +69,7 @@ def test_what_is_saved_while_the_server_is_away_is_there_once(dataset, browser):
 
 def test_on_a_phone_nothing_lies_over_a_candidate(dataset, browser):
     with AnnotationServer(dataset(2, 3), *ALONE, port=free_port()) as links:
-        page = opened(browser, links["ann"], viewport={"width": 360, "height": 844}, has_touch=True)
+        page = opened(browser, links["ann"], viewport={"width": 360, "height": 667}, has_touch=True)
         hit = """
             (card) => {
                 card.scrollIntoView({ block: 'nearest' });
@@ -76,6 +78,9 @@ def test_on_a_phone_nothing_lies_over_a_candidate(dataset, browser):
                 return points.every(([x, y]) => card.contains(
                     document.elementFromPoint(box.x + x * box.width, box.y + y * box.height)));
             }"""
+        assert page.locator("#pool .card").first.evaluate(
+            "(card) => card.getBoundingClientRect().bottom <= innerHeight"
+        )
         for card in page.locator("#pool .card").all():
             assert card.evaluate(hit)
         rows = page.locator("nav button:visible").evaluate_all("(all) => new Set(all.map((one) => one.offsetTop)).size")

@@ -89,7 +89,7 @@ rewards: [{name: consistency}, {name: clip}]
         ),
         (POLICY, False, "pacorl train-policy RUN/config.yaml --resume auto"),
         ("character: characters/hero\n", False, "pacorl train-character characters/hero --config RUN/config.yaml"),
-        ("model: {checkpoint: tiny}\ndata: {train: [a.json]}\n", True, "pacorl calibrate RUN/adapter PAIRS"),
+        ("model: {checkpoint: tiny}\ndata: {train: [a.json]}\n", True, "pacorl calibrate RUN/adapter OTHER_PAIRS"),
         ("lr: 0.001\n", True, ""),
     ],
 )

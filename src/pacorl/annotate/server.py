@@ -152,6 +152,7 @@ class Annotation:
         named = {*annotators, *adjudicators}
         answered = {person for person, _ in log.answers}
         role_of = {name: role for name, role in log.people.items() if not named or name in named | answered}
+        spelling_of = {name.casefold(): name for name in role_of}
         given: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
         for role, names in given.items():
             for name in names:
@@ -159,14 +160,13 @@ class Annotation:
                 # One role per name: an adjudicator must not decide on their own rankings.
                 if name == ADMIN or role_of.setdefault(name, role) != role:
                     raise ValueError(f"{name!r} has another part already; give the {role} another name")
+                if spelling_of.setdefault(name.casefold(), name) != name:
+                    raise ValueError(f"{name!r} is {spelling_of[name.casefold()]!r} too; give two people two names")
         ranking = sorted(name for name, role in role_of.items() if role == "annotator")
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
         instances = read_instances(self.folder / "instances.jsonl")
-        for instance in instances:
-            with blamed_on(f"instances.jsonl: {instance.id}"):
-                for image in (instance.reference, *instance.candidates):
-                    existing(self.folder, image)
+        self._check_images(instances)
         questions = [*instances]
         if controls:
             questions += foreign_controls(instances)
@@ -175,6 +175,15 @@ class Annotation:
         # A restart without changes adds no line.
         if event.instances or (role_of, assigned, question) != (log.people, log.assigned, log.question):
             log.append(event)
+
+    def _check_images(self, instances: Sequence[Instance]) -> None:
+        """Raise ValueError for an image that is missing, or that no page shows."""
+        for instance in instances:
+            with blamed_on(f"instances.jsonl: {instance.id}"):
+                for image in (instance.reference, *instance.candidates):
+                    existing(self.folder, image)
+                    if Path(image).suffix.lower() not in IMAGE_TYPES:
+                        raise ValueError(f"{image} is none of {', '.join(IMAGE_TYPES)}; take it out")
 
     # --- links -------------------------------------------------------------------------------------------------------
 

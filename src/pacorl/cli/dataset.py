@@ -144,7 +144,9 @@ def diversify(
     """Select prompts that differ."""
     from pacorl.dataset.diversify import diversify as select
 
-    run("selecting", select, folder, number=number, seed=seed, then=following("generate", folder))
+    then = following("generate", folder)
+    tiny = _options(folder, "prompts").get("writer") == TINY
+    run("selecting", select, folder, number=number, seed=seed, then=f"{then} --model tiny" if tiny else then)
 
 
 @app.command()
@@ -184,7 +186,7 @@ def pair(
 def annotate(
     folder: Path = FOLDER,
     *,
-    annotators: str = Option("", help="Names, separated by commas; earlier annotators stay."),
+    annotators: str = Option("", help="Names, separated by commas; earlier people with answers stay."),
     adjudicators: str = Option("", help="Names of people who settle what others disagree on."),
     host: str = Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
     port: int = Option(8765, min=0, max=65_535, help="0 for any free one."),
@@ -254,10 +256,17 @@ def export(
 
 def _is_tiny(folder: Path) -> bool:
     """Whether the tiny generator made a dataset's images."""
-    from pacorl.io.documents import read_object
+    generator = _options(folder, "generate").get("generator", {})
+    return bool(generator.get("checkpoint") == TINY)
 
-    manifest = folder / "manifests" / "generate.json"
-    return manifest.is_file() and read_object(manifest)["plan"]["options"]["generator"].get("checkpoint") == TINY
+
+def _options(folder: Path, step: str) -> JsonObject:
+    """Options of a finished step; none if it was not run."""
+    from pacorl.dataset.manifest import DatasetStep
+
+    last = DatasetStep(folder, step).last()
+    options: JsonObject = last.plan["options"] if last else {}
+    return options
 
 
 def _flat(counts: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:

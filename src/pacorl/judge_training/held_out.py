@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,12 @@ class HeldOut:
         changes = {name: difference(before[name], after[name]) for name in after if before}
         pairs, groups = len(self.groups), len(set(self.groups))
         line = f"{pairs} held-out pairs of {groups} prompts or first images"
-        if after:
-            line += f"; accuracy {after[ACCURACY].mean:.3f}"
-        if changes:
-            line += f", {changes[ACCURACY].text(signed=True)} from before training"
+        for name, words in ((ACCURACY, "accuracy"), ("auc", "AUC")):
+            # Pairs of one label have no AUC.
+            if name in after and not isnan(after[name].mean):
+                line += f"; {words} {after[name].mean:.3f}"
+                if changes:
+                    line += f", {changes[name].text(signed=True)} from before training"
         verdict = [f"{line}."]
         if pairs < FEWEST or groups < FEWEST_FOR_INTERVAL:
             verdict.append(f"Fewer than {FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts are too few for a conclusion.")

@@ -26,7 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_text, text_lines
@@ -85,14 +85,22 @@ class Ranking:
         return self.reference, *self.candidates
 
 
+def _of_two_tiers(tiers: list[Tier]) -> list[Tier]:
+    if len([*chain.from_iterable(tiers)]) < 2:
+        raise ValueError("there are fewer than two; separate candidates by ' | ' in a CSV")
+    if len(tiers) < 2:
+        raise ValueError("all are tied, and nothing could be learnt; take the ranking out")
+    return tiers
+
+
 class RankingRecord(BaseModel):
     """A ranking in a file of the user's."""
 
     model_config = ConfigDict(str_strip_whitespace=True)
 
     reference: Name
-    candidates: Annotated[list[Tier], Field(min_length=2)]
-    """Best first; a list is a tie. Of a single tier nothing could be learnt."""
+    candidates: Annotated[list[Tier], AfterValidator(_of_two_tiers)]
+    """Best first; a list is a tie."""
     criteria: Criteria = {}
     theme: Text = ""
     annotator: Text = ""
@@ -136,6 +144,8 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     # strict: a stray quote is a fault and no part of a path.
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, restval="", strict=True)
     try:
+        if text.startswith("sep="):
+            next(rows.reader)  # a line for Excel, such as `sep=;`
         rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or ()]
         missing = {"reference", "candidates"}.difference(rows.fieldnames)
         if missing:
@@ -144,8 +154,11 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
         for row in rows:
             surplus: Any = row.pop(None, None)
             if surplus:
-                fix = f"name it, or quote {separator}"
+                fix = f"name it, quote {separator!r}, or separate candidates by ' | '"
                 raise ValueError(f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; {fix}")
+            if any(row.values()) and not row["candidates"]:
+                fix = f"columns are separated by {separator!r}, as in the first line"
+                raise ValueError(f"{path}:{rows.line_num}: there are no candidates; {fix}")
             if any(row.values()):
                 tiers = [[name.strip() for name in TIE.split(tier)] for tier in row["candidates"].split("|")]
                 yield rows.line_num, {**row, "candidates": tiers}

@@ -96,7 +96,7 @@ def next_command(run: RunFolder) -> str:
         if run.summary.get("at_chance"):
             return ""
         judge = "merged" if (run.path / "merged").is_dir() else "adapter"
-        return f"pacorl calibrate {folder}/{judge} PAIRS"
+        return f"pacorl calibrate {folder}/{judge} OTHER_PAIRS"
     request = "--image IMAGE --instruction TEXT" if run.is_editor else "--prompt TEXT"
     model = shlex.quote(settings.get("model.checkpoint", ""))
     kind = settings.get("model.kind", "")

@@ -227,11 +227,7 @@ function draw(focus = document.activeElement) {
   if (keys) (focus?.disabled || !focus?.isConnected || focus === document.body ? nextStop() : focus)?.focus({ preventScroll: focus === nextStop() });
 }
 
-function gap() {
-  const box = document.createElement("div");
-  box.className = "gap";
-  return box;
-}
+const gap = () => Object.assign(document.createElement("div"), { className: "gap" });
 
 const unranked = () => task.candidates.map((_, slot) => slot).filter((slot) => !order.includes(slot));
 
@@ -409,7 +405,10 @@ document.addEventListener("keydown", (event) => {
   if (undoing) { if (!$("undo").disabled || !$("back").hidden) undo(); }
   else if (event.key === "?") $("keys").showModal();
   else if (!task) return;
-  else if (named >= 0) { if (named !== filledIn) toggle(named); }  // who types all letters confirms the last one
+  else if (named >= 0) {
+    if (order.join() === task.previous?.flat().join()) startOver();
+    if (named !== filledIn) toggle(named);  // who types all letters confirms the last one
+  }
   else if (event.key === "Backspace") takeLastBack();
   else if (event.key === "=") tie(focused && order.includes(Number(focused.dataset.slot)) ? order.indexOf(Number(focused.dataset.slot)) : tiePlace());
   else if (event.key === "Enter" && document.activeElement === document.body) submit();
@@ -424,6 +423,11 @@ document.addEventListener("keydown", (event) => {
 function candidateOf(key) {
   const slot = /^[1-9]$/.test(key) ? Number(key) - 1 : "abcdefghi".indexOf(key.toLowerCase());
   return key.length === 1 && slot < task.candidates.length ? slot : -1;
+}
+
+function startOver() {
+  task.previous = null;
+  setOrder(order.map(() => null));
 }
 
 const toggle = (slot) => (order.includes(slot) ? takeBack(slot) : place(slot));
@@ -490,7 +494,7 @@ skipForm.onkeydown = (event) => {
   const reason = event.target === $("words") ? null : skipForm.elements.reason[event.key - 1];
   if (reason) { reason.checked = true; reason.focus(); }
 };
-$("clear").onclick = () => { setOrder(order.map(() => null)); draw(); };
+$("clear").onclick = () => { startOver(); draw(); };
 $("tie").onclick = () => tie();
 $("help").onclick = () => $("keys").showModal();
 
