@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from pacorl.config.base import Memory, Positive, Rank, Section, Seed, TrackerName
+from pacorl.config.base import Positive, Rank, Section, Seed, TrackerName
+from pacorl.config.options import Memory
 from pacorl.core.sampler import Steps
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.models.policies import POLICIES

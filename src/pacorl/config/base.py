@@ -37,7 +37,6 @@ Rank = Annotated[int, Field(gt=0, le=4096)]
 Seed = Annotated[int, Field(ge=-(2**53), le=2**53)]
 """Integer that all JSON readers represent exactly, browsers included."""
 Share = Annotated[float, Field(ge=0, le=1)]
-Memory = Literal["normal", "low", "lowest"]
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
 """Service that shows the curves in addition to report.html; requires the extra `trackers`."""
 NAME, KIND = "name", "kind"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from pacorl.config.base import Memory, Positive, Rank, Section, Share, TrackerName
+from pacorl.config.base import Positive, Rank, Section, Share, TrackerName
+from pacorl.config.options import Memory
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import TINY

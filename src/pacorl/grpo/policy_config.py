@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from pacorl.config.base import Memory, Positive, Section, Seed, TrackerName
-from pacorl.config.options import LARGEST
+from pacorl.config.base import Positive, Section, Seed, TrackerName
+from pacorl.config.options import LARGEST, Memory
 from pacorl.config.reward_section import MeasureConfig, RewardConfig
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
