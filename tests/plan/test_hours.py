@@ -89,7 +89,7 @@ def test_hours_add_up_and_divide_among_the_processes() -> None:
     assert hours() == pytest.approx((1.06 * computed, 1.10 * computed))
     assert hours(processes=2) == pytest.approx((1.06 * computed / 2, 1.10 * computed / 2))
     assert hours(memory="lowest")[1] == pytest.approx(1.59 * computed)
-    assert hours(scores=True) == pytest.approx((1.06 * computed, 1.15 * 1.10 * computed))
+    assert hours(scoring=900e12) == pytest.approx((1.06 * computed, 2 * 1.10 * computed))
 
 
 def test_hours_are_those_of_the_card_that_is_here_or_of_the_listed_ones_that_hold_the_run() -> None:

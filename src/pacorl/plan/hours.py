@@ -14,8 +14,8 @@ PRODUCTS_SHARE = 0.5
 """Share of a card's peak that products are assumed to reach."""
 MEASURED = {"normal": (1.06, 1.10), "low": (1.10, 1.76), "lowest": (1.10, 1.59)}
 """`memory` → a run's time over the computed time, at best and as measured."""
-SCORING_SHARE = 0.15
-"""Largest share that a judge's FLOPs add to those of a recipe's generator, with a question for each pair of panels."""
+SCORED_PIXELS = 250
+"""Pixels of an image for a token that a judge reads, if it is asked about each pair of four panels."""
 
 
 class Card(NamedTuple):
@@ -92,19 +92,17 @@ def forwards_of(config: PolicyConfig) -> Forwards:
 
 
 def hours_of(
-    flops: float, *, memory: Memory = "normal", processes: int = 1, scores: bool = False
+    flops: float, *, memory: Memory = "normal", processes: int = 1, scoring: float = 0
 ) -> dict[str, tuple[float, float]]:
     """Compute the hours of a run with a card for each process: card → at best, and at most.
 
     Args:
         flops: of the generator on all processes, evaluations included. Checkpoints are written meanwhile.
-        scores: whether a model of the run's own processes scores the images.
+        scoring: FLOPs of the models of the run's own processes that score the images, at most.
     """
     low, high = MEASURED[memory]
-    if scores:
-        high *= 1 + SCORING_SHARE
     hours = {}
     for card in CARDS:
-        computed = flops / (PRODUCTS_SHARE * card.tflops * 1e12 * processes) / 3600
-        hours[card.name] = (low * computed, high * computed)
+        per_hour = PRODUCTS_SHARE * card.tflops * 1e12 * processes * 3600
+        hours[card.name] = (low * flops / per_hour, high * (flops + scoring) / per_hour)
     return hours

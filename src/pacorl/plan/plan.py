@@ -7,6 +7,7 @@ are computed from passes on meta tensors. No weights are loaded, and of the netw
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from pacorl.judge import settings_of
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.plan import sources
-from pacorl.plan.hours import CARDS, forwards_of, hours_of
+from pacorl.plan.hours import CARDS, SCORED_PIXELS, forwards_of, hours_of
 from pacorl.plan.judges import clip_scorer, judge_scorer
 from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
@@ -264,7 +265,10 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     )
 
     memory = measure(job)
-    hours = hours_of(memory.flops, memory=config.memory, processes=config.processes, scores=bool(scorers))
+    # A token takes two FLOPs for each weight, which has two bytes.
+    tokens = (images * math.prod(sampling.size) + images_shown * math.prod(evaluation.size)) / SCORED_PIXELS
+    scoring = tokens * sum(scorer.files for scorer in scorers)
+    hours = hours_of(memory.flops, memory=config.memory, processes=config.processes, scoring=scoring)
     return Plan(memory, absences, data.facts, less_memory(config), hours, config.processes, **machine(card))
 
 
