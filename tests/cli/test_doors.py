@@ -56,6 +56,9 @@ MISUSED: list[tuple[list[str], str]] = [
     ([*SCORE, "--calibration", "other.json"], "calibrate tiny"),
     ([*MAKE, "--calibration", "other.json"], "calibrate tiny"),
     (["dataset", "explain", "empty", "--model", "tiny"], "--model 'tiny'"),
+    (["check", "a.png", "--theme"], "pacorl check --help"),
+    (["serve", "tiny", "--backend", "vllm"], "--backend builtin"),
+    ([*AGAIN[:2], "empty", *AGAIN[3:]], "empty is a folder"),
 ]
 """Wrong words: exit code 2."""
 REFUSED: list[tuple[list[str], str]] = [
@@ -63,6 +66,8 @@ REFUSED: list[tuple[list[str], str]] = [
     (["score", "a.png", "none.png", "--judge", "tiny"], "none.png"),
     ([*SCORE, "--judge", "nothere"], "nothere"),
     (["score", "a.png", "--judge", "nothere"], "--grid"),
+    (["check", "--sets", "none", "--judge", "tiny"], "none is no folder"),
+    ([*SCORE, "--calibration", "none.json"], "pacorl calibrate"),
     (["calibrate", "tiny", "bad.jsonl", "--out", "c.json"], "bad.jsonl:1"),
     (["calibrate", "tiny", "tiny:dev:60", "--out", "mine/summary.json"], "mine/summary.json"),
     (["calibrate", "taught/adapter", "tiny:dev:4"], "2 of 4 pairs are among the judge's training data"),

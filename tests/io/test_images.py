@@ -70,7 +70,7 @@ def test_several_frames_are_refused_but_a_phones_second_image(kind: str) -> None
 
 @pytest.mark.parametrize("side", [9_000, 12_000, 60_000])
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked(side: int) -> None:
-    with pytest.raises(ImageError, match="too large"):
+    with pytest.raises(ImageError, match="too large; an image may have 64,000,000 pixels; give a smaller copy"):
         open_image(bomb(side), name="bomb.png")
 
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_judged_is_named(image: Any, message: str) -> None:
 
 @pytest.mark.parametrize("kind", ["eps", "ico", "jpeg2000", "ppm", "tga", "pcx"])
 def test_only_named_formats_are_decoded(kind: str) -> None:
-    with pytest.raises(ImageError, match=r"^cat\.png: not an image of a known format$"):
+    with pytest.raises(ImageError, match=r"^cat\.png: not an image of a known format"):
         open_image(written(GRADIENT, kind), name="cat.png")
 
 

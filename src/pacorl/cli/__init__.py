@@ -113,6 +113,7 @@ def _refuse(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        command = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else "pacorl --help"
-        _print_fault(f"{' '.join(error.format_message().split()).removesuffix('.')}; see {command}")
+        # An option without its value has no context, and stands behind its command.
+        command = error.ctx.command_path if getattr(error, "ctx", None) else f"pacorl {sys.argv[1]}"
+        _print_fault(f"{' '.join(error.format_message().split()).removesuffix('.')}; see {command} --help")
     return int(error.exit_code)

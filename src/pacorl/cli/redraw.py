@@ -59,6 +59,8 @@ def read_page(
     from pacorl.io.images import recipe_of
     from pacorl.types import Prompt
 
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; --from takes one page")
     # A given layout replaces the recipe's.
     panels = open_panels([path], grid=layout)
     layout = layout or layout_of(str(path))

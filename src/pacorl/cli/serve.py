@@ -36,6 +36,8 @@ def serve(
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
     name = name or Path(source).name
     if backend == "vllm":
+        if source == TINY:
+            raise UsageError(f"vLLM does not know the judge {TINY}; name a model or LoRA, or take --backend builtin")
         run_vllm(vllm_command(source, name, host=host, port=port, extra=context.args), api_key=key or "")
     if context.args:
         raise ValueError(f"{' '.join(context.args)} would be for vLLM; the built-in server takes no further arguments")

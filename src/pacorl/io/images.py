@@ -36,6 +36,7 @@ BESIDE = (
 
 MAX_PIXELS = 64_000_000
 """A decompressed image of this many pixels takes about 250 MB; larger images are bombs, or meant for print."""
+SMALLER = "an image may have {:,} pixels; give a smaller copy"
 MIN_SIDE = 4
 """Shorter sides could be colour channels, and leave no content to judge."""
 MAX_ASPECT = 200
@@ -112,7 +113,9 @@ def _decoder_errors(name: str) -> Iterator[None]:
     except ImageError:
         raise
     except UnidentifiedImageError:
-        raise ImageError(f"{name}: not an image of a known format") from None
+        raise ImageError(f"{name}: not an image of a known format; save it as PNG or JPEG") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise ImageError(f"{name}: too large; {SMALLER.format(MAX_PIXELS)}") from None
     except Exception as error:  # decoders raise any class: struct.error, TypeError, RuntimeError
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise ImageError(f"{name}: damaged, cut off or too large ({reason})") from None
@@ -120,7 +123,7 @@ def _decoder_errors(name: str) -> Iterator[None]:
 
 def _check_pixels(image: Image.Image, name: str, most: int) -> None:
     if image.width * image.height > most:
-        raise ImageError(f"{name}: {image.width}x{image.height} is too large; an image may have {most:,} pixels")
+        raise ImageError(f"{name}: {image.width}x{image.height} is too large; {SMALLER.format(most)}")
 
 
 @cache

@@ -62,7 +62,7 @@ def read_calibration(path: str | Path) -> Calibration | None:
     """Read a calibration file; None for an empty path. Raises ValueError that names the file and the fault."""
     if not str(path):
         return None
-    document = read_object(Path(path))
+    document = read_object(Path(path), fix="name a file that `pacorl calibrate` wrote")
     with blamed_on(path):
         return typed(document, Calibration)
 

@@ -314,7 +314,10 @@ def error_of(fault: Exception) -> JSONResponse:
         status, kind = 422, "refused"
     elif isinstance(fault, RequestValidationError):
         first = fault.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}; /openapi.json has the fields"
+        fix = "/openapi.json has the fields"
+        if first["loc"] == ("body",):
+            fix = "send a JSON object with the header Content-Type: application/json"
+        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}; {fix}"
     elif not isinstance(fault, ImageError):
         # A fault of the judge: the server's log has it, and a client need not read it.
         status, kind, message = 500, "server_error", f"the judge failed ({type(fault).__name__})"
