@@ -64,3 +64,21 @@ def test_an_adapter_of_another_family_is_refused(processor: ImageTextProcessor, 
     merge_adapter(base(processor), str(named))
     with pytest.raises(ValueError, match=r"trained on Qwen/Qwen2\.5-VL-7B-Instruct, and this judge is a qwen2_vl"):
         merge_adapter(base(processor, "qwen2_vl"), str(named))
+
+
+def test_an_adapter_that_lacks_a_block_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
+    """PEFT loads such a file without a word."""
+    partial = rewritten(adapter, tmp_path / "partial")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    kept = {name: value for name, value in weights.items() if ".layers.1.mlp.up_proj." not in name}
+    save_file(kept, partial / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"partial has weights for \d+ of the \d+ layers .*\.N\.mlp\.up_proj"):
+        merge_adapter(base(processor), str(partial))
+
+
+def test_a_file_in_another_form_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
+    """Its α would be its rank, and the config beside it says 8 of rank 4."""
+    bare = rewritten(adapter, tmp_path / "bare", keys=(r"^base_model\.model\.", ""))
+    (bare / "adapter_model.safetensors").rename(bare / "judge.safetensors")
+    with pytest.raises(ValueError, match=r"judge\.safetensors; a judge takes PEFT's"):
+        merge_adapter(base(processor), str(bare))

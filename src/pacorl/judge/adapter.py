@@ -6,14 +6,17 @@ Adapters trained with transformers before 4.52 name the language model `model.la
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from pacorl.io.documents import blamed_on, read_object
 from pacorl.io.hub import HUB_NAME
 from pacorl.models.adapters import check_fits, linear_layers, set_adapter_state
-from pacorl.models.lora import HUB_PATH, PEFT_CONFIG, Lora, adapter_file, peft_options, read_lora
+from pacorl.models.lora import HUB_PATH, PEFT_CONFIG, PEFT_WEIGHTS, Lora, adapter_file, peft_options, read_lora
 
 OLD_SPELLINGS = {
     "model.layers.": "model.language_model.layers.",
@@ -107,8 +110,14 @@ def read_adapter(model: Any, adapter: str) -> Lora:
 
     Raises ValueError if a file is missing, it is no LoRA, or it was trained on another base.
     """
+    file = adapter_file(adapter)
+    # In another form α would be the rank, whatever a config beside it says.
+    if file.name != PEFT_WEIGHTS:
+        raise ValueError(
+            f"adapter {adapter} is {file.name}; a judge takes PEFT's {PEFT_WEIGHTS} and {PEFT_CONFIG} alone"
+        )
     layers = linear_layers(model)
-    lora = read_lora(adapter, layers=layers, rename=today)
+    lora = read_lora(file, layers=layers, rename=today)
 
     # A base of another name, such as a folder, is recognized by its layers and their shapes alone.
     families = [family for family, spelling in FAMILY_NAMES.items() if spelling in lora.base.lower()]
@@ -116,7 +125,23 @@ def read_adapter(model: Any, adapter: str) -> Lora:
     if families and kind in FAMILY_NAMES and kind not in families:
         raise ValueError(f"adapter {adapter} was trained on {lora.base}, and this judge is a {kind} model")
     check_fits(lora, layers, f"adapter {adapter} (of {lora.base})")
+    if not read_object(file.parent / PEFT_CONFIG).get("layers_to_transform"):
+        _check_complete(lora, layers, adapter)
     return lora
+
+
+def _check_complete(lora: Lora, layers: Collection[str], adapter: str) -> None:
+    """Raise ValueError if only some blocks have weights for a layer of every block: a file of one shard, or cut off."""
+
+    def by_block(names: Iterable[str]) -> Counter[str]:
+        return Counter(re.sub(r"\.\d+\.", ".N.", name) for name in names)
+
+    needed = by_block(layers)
+    for name, count in by_block(lora.alphas).items():
+        if count < needed[name]:
+            raise ValueError(
+                f"adapter {adapter} has weights for {count} of the {needed[name]} layers {name}; fetch or save it again"
+            )
 
 
 def today(key: str) -> str:
