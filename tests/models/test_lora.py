@@ -178,6 +178,7 @@ def test_what_is_not_plain_is_refused(tmp_path: Path, tensors: dict[str, Tensor]
     [
         pytest.param(flux_layer("lora_unet_single_blocks_0_linear1", 7, 7), "ff.net.2", "Flux", id="width"),
         pytest.param(flux_layer("lora_unet_double_blocks_0_what", 2, 2), "ff.net.2", "blocks_0_what", id="unknown"),
+        pytest.param(flux_layer("lora_unet_input_blocks_1_0", 2, 2), "ff.net.2", "no LoRA of Flux", id="SDXL"),
         pytest.param(FLUX2_UNKNOWN, "ff.linear_in", "double_blocks_9_what", id="unknown of FLUX.2"),
     ],
 )

@@ -351,7 +351,9 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
         ]
     if check.unsure:
         lines.append(f"Unsure: {len(check.unsure)} of {count} panels have no verdict.")
-    controls = f"controls failed for {check.misjudged}" if check.misjudged else "all 3 controls passed"
+    controls = (
+        f"controls failed for {check.misjudged}" if check.misjudged else f"all {len(check.controls)} controls passed"
+    )
     return [*lines, f"{check.asked} questions to {judge}, {controls}."]
 
 

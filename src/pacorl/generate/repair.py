@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from pacorl.core.grid import join, parse_layout
 from pacorl.core.set_scores import TIE
 from pacorl.gate.check import Check, ControlError
-from pacorl.gate.scores import p_yes_text
 from pacorl.generate.generated_images import recipe_texts
 from pacorl.generate.sets import generate_sets
 from pacorl.io.files import write_atomic
@@ -69,7 +68,7 @@ class Try:
     @property
     def verdict(self) -> str:
         """The verdict for people."""
-        score = "no verdict" if self.score is None else p_yes_text(self.score)
+        score = "not judged" if self.score is None else f"{self.score:.2f}"
         return self.error or f"{score}, {'accepted' if self.accepted else 'rejected'}"
 
     def to_dict(self) -> dict[str, Any]:

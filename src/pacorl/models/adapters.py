@@ -169,7 +169,10 @@ def load_lora(transformer: nn.Module, strengths: Mapping[str, float]) -> list[st
     with blamed_on(adapter_names(strengths)):
         _inject(transformer, **peft_options(lora))
         set_adapter_state(transformer, lora.state)
-    return [f"LoRA {name}: {lora.facts}" for name, (lora, _) in zip(strengths, loras, strict=True)]
+    lines = []
+    for name, (each, strength) in zip(strengths, loras, strict=True):
+        lines.append(f"LoRA {name}: {each.facts}" + f", strength {strength:g}" * (strength != 1))
+    return lines
 
 
 def check_fits(lora: Lora, layers: Collection[str], source: str | Path) -> None:

@@ -121,7 +121,7 @@ def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
 def _from_hub(source: str, *, fetch: bool) -> Path:
     """Return the local copy of a hub's file or folder."""
     repo, _, path = source.partition(":")
-    if not HUB_NAME.fullmatch(repo):
+    if not HUB_NAME.fullmatch(repo) or repo.endswith(".safetensors"):
         raise ValueError(f"no adapter in {source}: there is no such file or folder")
     from huggingface_hub import snapshot_download
 
@@ -273,9 +273,9 @@ def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:
     try:
         converted: dict[str, Tensor] = getattr(lora_pipeline, f"{kind}LoraLoaderMixin").lora_state_dict(tensors)
     # diffusers reports an unknown form by any of these errors.
-    except (ValueError, KeyError, AssertionError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{file}: diffusers' converter of {kind} cannot read it: {reason}") from None
+    except (ValueError, KeyError, AssertionError, AttributeError, RuntimeError):
+        known = f"{len(lora.alphas)} modules, such as {min(lora.alphas)}"
+        raise ValueError(f"{file} is no LoRA of {kind}, or is of another width: it has {known}") from None
     # The converter cuts kohya's names at underscores, also in this layer of Qwen-Image 2.1, which it does not know.
     state = {
         name.removeprefix("transformer.").replace(".img_mlp.gate.layer.", ".img_mlp.gate_layer."): value

@@ -27,10 +27,10 @@ from pacorl.config.options import StudioModels
 from pacorl.core.grid import join, parse_layout, split
 from pacorl.io.documents import dump_yaml, read_object, read_yaml, typed
 from pacorl.io.files import make_folder, sole_holder, sweep, write_atomic
-from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts, upright_size
+from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
 from pacorl.judge.pairwise import Matrix
 from pacorl.records.characters import CARD, Card, read_caption, read_character
-from pacorl.types import Character, Grid, Size
+from pacorl.types import Character, Grid
 from pacorl.web import secret_in
 
 MOST_PICTURES = 60
@@ -60,6 +60,7 @@ class Recipe(BaseModel):
     adapter: str = ""
     seed: Json[int] = 0
     score: Json[float | None] = None
+    """Mean over the pairs of panels; of a changed picture, that it is as asked."""
     judge: str = ""
     sources: Json[list[str]] = []
     """Names of a character's pictures that it changes."""
@@ -69,6 +70,10 @@ class Recipe(BaseModel):
     """Number of each panel that was drawn again → its seed."""
 
     # Of the studio
+    form: str = ""
+    """Words of the form by which it was drawn, as a person wrote them."""
+    looks: str = ""
+    """What its character looked like in words then."""
     note: str = ""
     """How it came about, such as `panel 2 drawn again`."""
     tied: Json[int] = 1
@@ -76,7 +81,7 @@ class Recipe(BaseModel):
     matrix: Json[Matrix] = ()
     """Score of each pair of panels; empty for a single picture."""
     likeness: Json[float | None] = None
-    """How well its panels show the character; `score` is the mean of this and of the pairs."""
+    """Lowest P(Yes) of a panel beside the character's first picture."""
     checked: Json[list[str]] = []
     """Sentences of the last check; empty before one."""
     odd: Json[int | None] = None
@@ -102,28 +107,21 @@ class Recipe(BaseModel):
 
     @property
     def words(self) -> str:
-        """Words of the form by which it was drawn."""
-        return "\n".join([self.theme or self.prompt, *self.panels])
+        """Words of the form by which it was drawn: a person's, or else those of the model."""
+        return self.form or "\n".join([self.theme or self.prompt, *self.panels])
 
     @property
     def name(self) -> str:
         return self.theme or self.prompt or self.note or "a page"
 
     @property
-    def together(self) -> float | None:
-        """Mean over the pairs."""
-        if self.score is None or self.likeness is None:
-            return self.score
-        return 2 * self.score - self.likeness
-
-    @property
     def standing(self) -> str:
         """Say how it was judged, by which question, and that a judge does not tell near scores apart."""
         words = [self.note]
-        if self.together is not None and self.likeness is not None:
-            words.append(f"{self.together:.2f} together, {self.likeness:.2f} like {plain(self.character)}")
-        elif self.score is not None:
+        if self.score is not None:
             words.append(f"{self.score:.2f} {'as asked' if self.sources else 'together'}")
+        if self.likeness is not None:
+            words.append(f"at least {self.likeness:.2f} like {plain(self.character)}")
         if self.tied > 1:
             words.append(f"a tie of {self.tied}")
         return ", ".join(filter(None, words)) or "not judged"
@@ -156,10 +154,6 @@ class Drawing:
 
     path: Path
     recipe: Recipe
-
-    @property
-    def size(self) -> Size:
-        return upright_size(self.path)
 
     @property
     def panels(self) -> list[Image]:
@@ -241,6 +235,10 @@ class Folder:
     def character(self, name: str, *, least: int = 0) -> Character:
         """Read a character. Raises ValueError naming a fault."""
         return read_character(self.character_folder(name), least=least, most=MOST_PICTURES)
+
+    def description(self, name: str) -> str:
+        """Read what a character looks like, without opening its pictures."""
+        return typed(read_yaml(self.character_folder(name) / CARD), Card).description.strip()
 
     def character_folder(self, name: str) -> Path:
         return self.path / "characters" / name

@@ -34,6 +34,12 @@ DROP = (
 )
 """Quasar's own button has no accessible name."""
 
+PICTURES = (
+    "First choose rows x columns. The practice judge cannot read pictures of other programs: choose another model at "
+    "the top. To have panels drawn again, say in the form what all show, and then a line for each."
+)
+"""Beside a page of another program."""
+
 ui.button.default_props("no-caps")
 ui.input.default_props("outlined dense").default_classes("wide")
 ui.textarea.default_props("outlined dense autogrow").default_classes("wide")
@@ -167,7 +173,9 @@ class StudioPage:
             self.act(take, [(file.name, await file.read()) for file in event.files])
 
         upload = ui.upload(multiple=True, auto_upload=True, max_file_size=MOST_BYTES, on_multi_upload=handle)
-        upload.props('accept=".png,.jpg,.jpeg,.webp"').classes("drop").add_slot("header", DROP)
+        # The server reads fields of one name as one file, and pictures of two folders may have one name.
+        upload.props('accept=".png,.jpg,.jpeg,.webp" :field-name="() => Math.random()"')
+        upload.classes("drop").add_slot("header", DROP)
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -199,7 +207,7 @@ class StudioPage:
             # Not bound: a select without a character's name would reset a draft that has just got it.
             who = ui.select({"": nobody} | people, label=label, value=self.draft.character)
             who.on_value_change(lambda event: self.act(self.studio.keep, character=event.value))
-            ui.label("In the words of a page, the description takes the place of the name.").classes("soft")
+            ui.label(f"The model reads: {self.studio.looks or nobody}").classes("soft")
 
     @ui.refreshable_method
     def hero(self) -> None:
@@ -220,14 +228,15 @@ class StudioPage:
             ui.label(recipe.standing).classes("standing")
             with ui.row():
                 if recipe.grid.count > 1:
-                    check = self.studio.check
-                    self.button("Check and repair", self.studio.submit, check, drawing, look="")
+                    self.button("Check and repair", self.studio.submit, self.studio.check, drawing, look="")
                 self.button("Save", ui.download, drawing.path, f"{self.draft.page}.png")
                 if len(page) > 1:
                     others = [other.path for other in page if other is not drawing]
                     self.button("Keep only this one", self.folder.remove, f"others of {title_of(drawing)}", *others)
                 if recipe.prompt:
                     self.button("Fill in its words", self.studio.restore, recipe, look="flat")
+                    if recipe.redrawn:
+                        ui.label(f"Panels redrawn: {', '.join(recipe.redrawn)}; Draw makes the page from before that.")
                 else:
                     ui.select(
                         sorted({*LAYOUTS, recipe.layout}),
@@ -235,7 +244,7 @@ class StudioPage:
                         label="Rows x columns",
                         on_change=lambda event: self.act(drawing.rewrite, layout=event.value),
                     )
-                    ui.label("To have panels drawn again, say in the form what all show, and then a line for each.")
+                    ui.label(PICTURES).classes("soft")
             self.html("verdict.html", drawing=drawing)
             if recipe.score is not None:
                 with ui.expansion("Why?").bind_value(self, "why"):
@@ -243,7 +252,6 @@ class StudioPage:
                         "why.html",
                         drawing=drawing,
                         judge=shown_name(recipe.judge or self.studio.names.judge, "judge"),
-                        name=plain(recipe.character),
                         practice=PRACTICE_ONLY,
                     )
             # Candidates and the tries of a repair are one row of drawings.
@@ -268,8 +276,10 @@ class StudioPage:
                             name = f"Keep {it} as a picture of {plain(character)}"
                             self.button("Keep", self.keep, drawing, panel, name=name, look=look)
                         if recipe.panels and grid.count > 1:
-                            work = (self.studio.submit, self.studio.redraw, drawing, panel)
-                            self.button("Redraw", *work, name=f"Draw {it} again", look=look)
+                            name = f"Draw {it} again"
+                            self.button(
+                                "Redraw", self.studio.submit, self.studio.redraw, drawing, panel, name=name, look=look
+                            )
 
     def keep(self, drawing: Drawing, panel: int) -> None:
         """Add a panel to the character's pictures; the words by which it was drawn become the caption."""
@@ -298,7 +308,7 @@ class StudioPage:
         with card("Pictures"):
             if self.studio.names.model == TINY:
                 ui.label(PRACTICE_ONLY).classes("soft")
-            looks = ui.textarea("What it looks like", value=self.folder.character(name).text).classes("line")
+            looks = ui.textarea("What it looks like", value=self.folder.description(name)).classes("line")
             looks.on("blur", lambda: self.attempt(self.studio.describe, looks.value, name))
             with tag("div", "pictures"):
                 for index, (path, caption) in enumerate(self.folder.pictures(name), 1):
@@ -360,11 +370,10 @@ class StudioPage:
 
         with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), card("Models"):
             dialog.on("hide", dialog.delete).props["aria-label"] = "Models"
-            names = studio.names
-            ui.label(f"Drawn by {shown_name(names.model)}, judged by {shown_name(names.judge, 'judge')}.")
+            in_use_now = (studio.names.model, studio.names.judge)
             for name, about in offers().items():
                 with tag("div", "offer"):
-                    in_use = ", in use now" if name in (names.model, names.judge) else ""
+                    in_use = ", in use now" if name in in_use_now else ""
                     ui.label(f"{shown_name(name)} {about}{in_use}").classes("standing" if in_use else "")
                     if not is_here(name):
                         self.download(name).on_click(dialog.close)
@@ -423,4 +432,4 @@ def opened(name: str, content: bytes) -> Image:
 def title_of(drawing: Drawing) -> str:
     """Tell a page from others of the same words, by its time."""
     changed = datetime.fromtimestamp(drawing.path.stat().st_mtime)
-    return f"{drawing.recipe.name[:60].rstrip('.')}, {changed:%d %b, %H:%M:%S}"
+    return f"{drawing.recipe.name[:60]}, {changed:%d %b, %H:%M:%S}"

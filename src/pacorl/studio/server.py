@@ -6,6 +6,7 @@ import hmac
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def serve(names: StudioModels, *, folder: Path, port: int = 8767, announce: Call
     """
     # uvicorn raises a signal again once it has shut down, and SIGTERM's default would end the process before `close`.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # NiceGUI looks for its server among all objects, torch's deprecated ones included.
+    warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
     with listening(HOST, port) as (listener, url):
         studio = Studio(folder, names)
         link = f"{url}/join#{studio.folder.key}"

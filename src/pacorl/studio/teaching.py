@@ -23,18 +23,14 @@ class Training:
     run: Path
 
     @property
-    def log(self) -> Path:
-        return self.run / "metrics.jsonl"
-
-    @property
     def step(self) -> int:
         """Step of the newest evaluation, which has pictures; -1 before it has begun."""
-        steps = read_log(self.log, lambda line: int(line["step"]) if line["kind"] == "evaluation" else -1)
-        return max(steps, default=-1)
+        log = self.run / "metrics.jsonl"
+        return max(read_log(log, lambda line: int(line["step"]) if line["kind"] == "evaluation" else -1), default=-1)
 
     @property
-    def config(self) -> dict[str, Any]:
-        return dict(read_yaml(self.run / "config.yaml"))
+    def config(self) -> Any:
+        return read_yaml(self.run / "config.yaml")
 
     @property
     def is_finished(self) -> bool:

@@ -24,7 +24,7 @@ from PIL.Image import Image
 
 from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
-from pacorl.core.grid import shared_text
+from pacorl.core.grid import shared_text, split
 from pacorl.core.set_scores import tied_groups
 from pacorl.io.children import start_python
 from pacorl.io.documents import write_json
@@ -251,23 +251,34 @@ class Studio:
             name = self.folder.new_character(self.draft.name, description)
             self.keep(character=name, name="", description="")
 
+    @property
+    def looks(self) -> str:
+        """The chosen character in words; empty without one."""
+        name = self.draft.character
+        if not name:
+            return ""
+        description = self.folder.description(name)
+        # A LoRA learned the name too; the practice model knows no names.
+        return description if self.names.model == TINY else f"{name}, {description}"
+
     def described(self, words: str) -> str:
         """Put the chosen character's description in place of its name; words that have it stay as they are."""
-        if not self.draft.character:
+        looks = self.looks
+        if not looks:
             return words
-        name = plain(self.draft.character)
-        described = self.folder.character(self.draft.character).text
-        # A LoRA learned the name too; the practice model knows no names.
-        if self.names.model != TINY:
-            described = f"{self.draft.character}, {described}"
-        names = f"{re.escape(described)}|{re.escape(name)}"
+        names = f"{re.escape(looks)}|{re.escape(plain(self.draft.character))}"
         # A name has composed letters, as a Mac's files have not.
-        return re.sub(rf"(?<!\w)({names})(?!\w)", lambda _: described, normalize("NFC", words))
+        return re.sub(rf"(?<!\w)({names})(?!\w)", lambda _: looks, normalize("NFC", words))
 
     @property
     def panels(self) -> tuple[str, list[str]]:
-        """What all panels of the draft show, and a line for each; no line before `unfold`."""
+        """What all panels of the draft show, and a line for each; no line before `unfold`.
+
+        A chosen character need not be named.
+        """
         theme, *lines = self.described(self.draft.words).split("\n")
+        if self.looks not in theme:
+            theme = f"{self.looks}, {theme}"
         return theme.strip(), lines_of(lines)
 
     def unfold(self) -> None:
@@ -309,18 +320,14 @@ class Studio:
         lines = lines_of(words.splitlines())
         if not lines:
             raise ValueError("say what should change, a line for each new picture")
-        prompts = [Prompt(number, line, sources=tuple(sources)) for number, line in enumerate(lines)]
-        return [check_for(self.names.model, prompt) for prompt in prompts]
-
-    def sheet_sources(self, character: str) -> tuple[Path, ...]:
-        """Return the pictures of a character from which its sheet is drawn."""
-        return self.folder.character(character, least=1).images[: self.spec(edits=True).policy.max_sources]
+        return [
+            check_for(self.names.model, Prompt(number, line, sources=tuple(sources)))
+            for number, line in enumerate(lines)
+        ]
 
     def known(self, recipe: Recipe) -> str:
         """Return the character of a recipe; empty if it is not here."""
-        if recipe.character not in self.folder.characters():
-            return ""
-        return recipe.character
+        return recipe.character if recipe.character in self.folder.characters() else ""
 
     def cast(self, recipe: Recipe) -> tuple[Character, ...]:
         """Read the character of a recipe, if it has one, and it is here and has pictures."""
@@ -344,6 +351,8 @@ class Studio:
         others = []
         if recipe.model != self.names.model:
             others.append(f"the model {shown_name(recipe.model)}")
+        elif recipe.looks not in ("", self.looks):
+            others.append("another description of its character")
         loras = spec.adapters_of(recipe.model, read_adapters(recipe.adapter))
         if loras != spec.adapters_of(self.names.model, self.adapters(name, edits=edits)):
             others.append(f"the LoRA {recipe.adapter or 'none'}")
@@ -351,8 +360,7 @@ class Studio:
         most = spec.policy.max_sources if edits else spec.policy.max_references
         pictures = [path.name for each in self.cast(recipe) for path in each.images[:most]]
         if pictures != (recipe.sources or recipe.references):
-            others.append(f"other pictures of {plain(recipe.character) or 'it'}")
-        others += [f"panel {number} drawn again" for number in recipe.redrawn]
+            others.append("other pictures of its character")
         return others
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -360,30 +368,22 @@ class Studio:
     def draw(self) -> None:
         """Draw and rank candidates of the draft, and open them as a page."""
         self.unfold()
-        prompt = self.prompt()
-        # While it draws, so that a person can stop it.
-        for character in prompt.characters:
-            if character.text not in self.described(self.draft.words):
-                who = plain(character.name)
-                self.fault = f"The words do not name {who}, whose description is left out; write the name where it acts"
-        self._open(self._candidates([prompt], seed=self.draft.seed))
-        self.draft.seed = None
+        self._open_drawn(self._candidates([self.prompt()], form=self.draft.words, looks=self.looks))
 
     def sheet(self) -> None:
         """Draw more pictures of the draft's character: its own, changed by each line of the sheet."""
         name = self.draft.character
-        prompts = self.edits(self.draft.sheet, self.sheet_sources(name))
+        pictures = self.folder.character(name, least=1).images
+        prompts = self.edits(self.draft.sheet, pictures[: self.spec(edits=True).policy.max_sources])
         self.keep(tab="Pages")  # where it opens
-        drawings = self._candidates(prompts, seed=self.draft.seed)
-        self._open([(image, recipe.updated(characters=[name])) for image, recipe in drawings])
-        self.draft.seed = None
+        self._open(self._candidates(prompts, characters=[name]))
 
     def redraw(self, drawing: Drawing, panel: int) -> None:
         """Draw one panel again some times, and rank these pages with the page before, so that none is worse."""
         from pacorl.generate.sets import judge_sets
 
         recipe = drawing.recipe
-        generator, reward = self._models(self.known(recipe))
+        generator, reward = self._models(recipe.character)
         seed = new_seed()
         draw = self._redrawing(generator, recipe, drawing.panels[panel], seed=seed)
         self.enter(f"Drawing panel {panel + 1} again")
@@ -391,9 +391,16 @@ class Studio:
         images.append(open_image(drawing.path))
         # Whole pages are judged: a panel is consistent only with its neighbours.
         self.enter("Comparing")
-        prompt = Prompt(0, recipe.prompt, theme=recipe.theme, grid=recipe.grid, panels=tuple(recipe.panels))
+        prompt = Prompt(
+            0,
+            recipe.prompt,
+            theme=recipe.theme,
+            grid=recipe.grid,
+            panels=tuple(recipe.panels),
+            characters=self.cast(recipe),
+        )
         with generator.judging():
-            judged = judge_sets(reward.judge, replace(prompt, characters=self.cast(recipe)), images)
+            judged = judge_sets(reward.judge, prompt, images)
         pages = []
         for group in tied_groups([each.score for each in judged]):
             for index in group:
@@ -401,19 +408,17 @@ class Studio:
                 if index < DRAWINGS:
                     redrawn = recipe.redrawn | {str(panel + 1): str(seed + index)}
                     page = recipe.updated(note=f"panel {panel + 1} drawn again", redrawn=redrawn)
-                pages.append(
-                    (images[index], page.updated(tied=len(group), checked=[], odd=None, **scores_in(judged[index])))
-                )
-        self._open(pages)
+                page = page.updated(tied=len(group), checked=[], odd=None, **scores_in(judged[index]))
+                pages.append((images[index], page))
+        self._open_drawn(pages)
 
-    def _candidates(self, prompts: Sequence[Prompt], *, seed: int | None = None) -> list[tuple[Image, Recipe]]:
-        """Draw candidates of each prompt, best first; a seed of None is a new one."""
+    def _candidates(self, prompts: Sequence[Prompt], **fields: object) -> list[tuple[Image, Recipe]]:
+        """Draw candidates of each prompt, best first, by the draft's seed; `fields` enter their recipes."""
         from pacorl.generate.generated_images import recipe_texts
         from pacorl.generate.sets import generate_sets
 
         generator, reward = self._models(self.draft.character, edits=bool(prompts[0].sources))
-        if seed is None:
-            seed = new_seed()
+        seed = new_seed() if self.draft.seed is None else self.draft.seed
         self.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
         drawings = []
         # `go_on` stops a drawing between two of its steps.
@@ -423,12 +428,28 @@ class Studio:
             recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge))
             note = recipe.prompt.rstrip(".") if recipe.sources else ""
             assert each.judged, "several candidates"
-            drawings.append((each.image, recipe.updated(note=note, tied=each.tied, **scores_in(each.judged))))
+            recipe = recipe.updated(note=note, tied=each.tied, **scores_in(each.judged), **fields)
+            drawings.append((each.image, recipe))
+        self.draft.seed = None
         return drawings
 
     def _open(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
         self.keep(page=self.folder.add_page(drawings), drawing=0)
         self.folder.removal = ""  # the undo of an old one would be a surprise
+
+    def _open_drawn(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
+        """Open drawings, each with its likeness to the character: the question of a check."""
+        from pacorl.gate.scores import least_likeness
+
+        compared = []
+        for image, recipe in drawings:
+            likeness = None
+            for character in self.cast(recipe):
+                generator, reward = self._models(character.name)
+                with generator.judging():
+                    likeness = least_likeness(reward.judge, split(image, recipe.grid), character)
+            compared.append((image, recipe.updated(likeness=likeness)))
+        self._open(compared)
 
     # --- an existing page -------------------------------------------------------------------------------------------
 
@@ -457,7 +478,7 @@ class Studio:
             recipe = recipe.updated(theme=theme, panels=lines)
         if not recipe.character and self.draft.character:
             recipe = recipe.updated(characters=[self.draft.character])
-        generator, reward = self._models(self.known(recipe))
+        generator, reward = self._models(recipe.character)
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
         checked = partial(check_set, reward.judge, least=LEAST, names=names)
 
@@ -479,8 +500,8 @@ class Studio:
         except ControlError as error:
             raise ValueError(NO_VERDICT) from error
         # The verdict stays with the page that was checked, also if nothing was repaired.
-        before = drawing.rewrite(**fields_of(repair.before)).recipe
         original = open_image(drawing.path)
+        before = drawing.rewrite(**fields_of(repair.before)).recipe
         pages = [(original, before.updated(note=NO_BETTER))]
         if repair.replaced:
             seeds = {str(panel + 1): each.texts["seed"] for panel, each in repair.replaced.items()}
@@ -498,16 +519,15 @@ class Studio:
             verdict = each.verdict if each.check else "not judged"
             pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {verdict}")))
         if repair.tries:
-            self._open(pages)
+            self._open_drawn(pages)
 
     def _redrawing(self, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
         """Return the function that redraws a panel of a page from its text, in the size of `panel`."""
         from pacorl.generate.repair import panel_prompt, redraw_by
 
         images = [path for character in self.cast(recipe) for path in character.images]
-        prompts = []
-        for text in recipe.panels:
-            prompts.append(panel_prompt(self.names.model, text, theme=recipe.theme, references=images))
+        model, theme = self.names.model, recipe.theme
+        prompts = [panel_prompt(model, text, theme=theme, references=images) for text in recipe.panels]
         # The practice model has a size of its own.
         size = None
         if self.names.model != TINY:
@@ -555,13 +575,12 @@ def fields_of(check: Check) -> dict[str, Any]:
         "odd": check.odd_one_out,
         "score": check.scores.mean,
         "matrix": check.scores.matrix,
-        "likeness": None,
     }
 
 
 def scores_in(judged: Judged) -> dict[str, Any]:
-    """Return the fields that a judgement adds to a recipe."""
-    return {"score": judged.score, "matrix": judged.matrix, "likeness": judged.parts.get("reference")}
+    """Return the fields that a judgement adds to a recipe; the score is that of the panels with each other."""
+    return {"score": judged.parts.get("together", judged.score), "matrix": judged.matrix}
 
 
 def new_seed() -> int:
