@@ -115,10 +115,13 @@ def test_at_the_threshold_a_panel_passes() -> None:
 
 
 def test_the_page_is_whole() -> None:
-    result = check_set(Asked(by_grey), grey(20, 20, 20, 120), least=0.5, names=["a<b", "b", "c", "d"])
+    result = check_set(Asked(by_grey), grey(20, 20, 20, 120), least=0.5, names=["a<b", "b", "p.png[3]", "d"])
     page = check_page(result, judge="grey")
     assert "Odd one out: d" in page
     assert "a&lt;b" in page
+    assert len(result.controls) == 6
+    assert check_lines(result, judge="grey")[-1].endswith("all 6 controls passed.")
+    assert "Panel 3" in page
     marked = re.findall(r'<figure class="failed">.*?</figure>', page, flags=re.DOTALL)
     assert [re.findall(r'alt="(.*?)"', figure) for figure in marked] == [["d"]]
     assert "uncalibrated" in page

@@ -171,7 +171,7 @@ def test_several_adapters_add_up_with_their_strengths(tmp_path: Path) -> None:
         save_lora(tmp_path / folder, state, rank=rank, alpha=alpha, targets=names)
         strengths[str(tmp_path / folder)] = strength
 
-    load_lora(model, strengths)
+    assert ["strength 0.5" in line for line in load_lora(model, strengths)] == [True, False]
     torch.testing.assert_close(model(x).double(), expected(x.double()), rtol=1e-5, atol=1e-5)
     assert adapter_names(strengths) == f"{tmp_path / 'a'}:0.5 + {tmp_path / 'b'}:-1.5"
     assert read_adapters(adapter_names(strengths)) == strengths

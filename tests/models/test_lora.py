@@ -244,3 +244,8 @@ def test_a_hub_name_may_name_a_file_or_folder(hub: Path, source: str, file: str)
     saved(hub / "top.safetensors", prefixed("transformer.", state_of() | alphas()))
     assert adapter_file(source) == hub / file
     assert set(read_lora(source).alphas.values()) == {ALPHA}
+
+
+def test_a_mistyped_file_is_no_name_of_the_hub() -> None:
+    with pytest.raises(ValueError, match="no such file"):
+        read_lora("loras/mistyped.safetensors")
