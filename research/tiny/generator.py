@@ -101,7 +101,7 @@ def draw_sheet(rng: Random, grid: Grid, *, redraw: float) -> tuple[str, list[lis
     if grid.count == 1:
         (scene,) = scenes
         return f"{theme_text(place, named)}, {', '.join(scene)}", panels
-    return write_prompt(0, place, scenes, grid, named=named).text, panels
+    return write_prompt(0, place, scenes, grid, looks=named).text, panels
 
 
 class Latents:

@@ -157,7 +157,7 @@ def endpoints(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, 
     """(B, N, C) endpoints of the engine's loop without noise; the seeds of the prompts count up from `seed`."""
     image_size = policy.size_of(prompts[0], size)
     cache = ConditioningCache(policy)
-    found: dict[int, Tensor] = {}
+    latents_of_row: dict[int, Tensor] = {}
     for rows in forward_batches(policy, prompts, size=size, batch=len(prompts)):
         latents = denoise(
             policy,
@@ -166,5 +166,5 @@ def endpoints(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, 
             sigmas=policy.sigmas(STEPS, image_size),
             size=image_size,
         )
-        found |= dict(zip(rows, latents, strict=True))
-    return torch.stack([found[row] for row in range(len(prompts))])
+        latents_of_row |= dict(zip(rows, latents, strict=True))
+    return torch.stack([latents_of_row[row] for row in range(len(prompts))])

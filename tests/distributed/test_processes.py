@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tiny_runs import JPEG_SIZE
 
 from pacorl.config.recipes import recipe
-from pacorl.grpo.checkpoint import TENSORS, part_of
+from pacorl.grpo.checkpoint import TENSORS, section_of
 from pacorl.grpo.start import checkpoints
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,7 @@ def settings(case: str, folder: Path, *, out: Path) -> tuple[Path | None, list[s
 
 def weights(run: Path, part: str) -> torch.Tensor:
     """All weights of a checkpoint's part in one row."""
-    found = part_of(load_file(checkpoints(run / "checkpoints")[-1] / TENSORS), part)
+    found = section_of(load_file(checkpoints(run / "checkpoints")[-1] / TENSORS), part)
     return torch.cat([found[name].flatten().double() for name in sorted(found)])
 
 

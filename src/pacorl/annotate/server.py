@@ -149,12 +149,12 @@ class Annotation:
                 f"--question {question!r}: state what the images must have in common, such as 'The same character in "
                 "the same clothes': the judge will be asked whether they meet it"
             )
-        named = {*annotators, *adjudicators}
+        of_command = {*annotators, *adjudicators}
         answered = {person for person, _ in log.answers}
-        role_of = {name: role for name, role in log.people.items() if not named or name in named | answered}
+        role_of = {name: role for name, role in log.people.items() if not of_command or name in of_command | answered}
         spelling_of = {name.casefold(): name for name in role_of}
-        given: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
-        for role, names in given.items():
+        names_of_role: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
+        for role, names in names_of_role.items():
             for name in names:
                 safe_name(name)
                 # One role per name: an adjudicator must not decide on their own rankings.
@@ -216,7 +216,9 @@ class Annotation:
         misfits = self.log.misfits("annotator")
         disputed = []
         for name in by_instance.keys() - settled:
-            labels = {label for answer in by_instance[name] for label in best_worst(answer.tiers)}
+            labels = set()
+            for answer in by_instance[name]:
+                labels.update(best_worst(answer.tiers))
             has_both = len(labels) > len(dict(labels))
             if has_both or name in misfits:
                 disputed.append(name)

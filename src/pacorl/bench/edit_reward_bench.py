@@ -57,7 +57,7 @@ class Choice:
     instruction: str
     task: str
     dimension: str
-    asked: Sequence[str]
+    asked_dimensions: Sequence[str]
     """Dimensions that the judge is asked about."""
     preferred: int | None = 0
     """Index of the preferred output; None for a tie."""
@@ -88,7 +88,13 @@ class EditRewardRow(BaseModel):
         images = (self.input_image, *self.output_images)
         # Of all dimensions: rows about the others share the outputs.
         return Choice(
-            number, (first, second), images, self.instruction, self.task_type, self.dimension, asked=tuple(QUESTIONS)
+            number,
+            (first, second),
+            images,
+            self.instruction,
+            self.task_type,
+            self.dimension,
+            asked_dimensions=tuple(QUESTIONS),
         )
 
 
@@ -175,7 +181,9 @@ class EditRewardBench(Benchmark[Choice]):
         choice, index = self._outputs[key]
         before, after = images.open(choice.images[0]), images.open(choice.images[1 + index])
         pair = (before, after.resize(before.size))  # as the released evaluation does
-        return {dimension: Question(pair, QUESTIONS[dimension](choice.instruction)) for dimension in choice.asked}
+        return {
+            dimension: Question(pair, QUESTIONS[dimension](choice.instruction)) for dimension in choice.asked_dimensions
+        }
 
     def score(self, key: str, p_yes: Mapping[str, float], images: ImageCache) -> Row:
         return dict(p_yes)

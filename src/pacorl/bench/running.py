@@ -131,8 +131,9 @@ def run_benchmark(
         shard = Shard.of_process()
         if (benchmark.out / "settings.json").is_file():
             # Before the images of other settings are replaced.
-            settings, known = benchmark.settings(judge=""), ("benchmark", "data", "images")
-            _check_settings(benchmark.out / "settings.json", settings, only=known, fix=OTHER_FOLDER)
+            settings = benchmark.settings(judge="")
+            of_images = ("benchmark", "data", "images")
+            _check_settings(benchmark.out / "settings.json", settings, only=of_images, fix=OTHER_FOLDER)
         with sole_writer(benchmark.out, shard), progress("generating") as advance:
             benchmark.generate(shard, advance)
 

@@ -206,9 +206,9 @@ class Benchmark(ABC, Generic[Item]):
             ValueError: if the data of one cannot be used.
         """
         images = ImageCache(self.images)
-        asked = [self.questions(key, images, judge) for key in keys]
+        questions_of_items = [self.questions(key, images, judge) for key in keys]
         rows: list[Row] = []
-        for key, answers in zip(keys, ask_each(judge, asked), strict=True):
+        for key, answers in zip(keys, ask_each(judge, questions_of_items), strict=True):
             p_yes = {name: verdict.p_yes for name, verdict in answers.items() if verdict.p_yes is not None}
             # A score of fewer answers would not be comparable.
             if len(p_yes) < len(answers):

@@ -194,8 +194,12 @@ class T2isBench(ImageBenchmark[Case]):
         mean over pairs; and the aesthetics of each image, if they are asked for."""
         # Means of means: a dimension's criteria count alike, however many pairs were asked about.
         means = _means((name[:3], value) for name, value in p_yes.items())
-        aligned = grouped((dimension, mean) for (part, dimension, _), mean in means.items() if part == "alignment")
-        consistent = _means((dimension, mean) for (part, dimension, _), mean in means.items() if part == "consistency")
+        aligned = grouped(
+            (dimension, mean) for (measure, dimension, _), mean in means.items() if measure == "alignment"
+        )
+        consistent = _means(
+            (dimension, mean) for (measure, dimension, _), mean in means.items() if measure == "consistency"
+        )
         aesthetics = []
         if self.options.aesthetics:
             prompts = [Prompt(id=number, text=text) for number, text in enumerate(self.items[key].captions)]
@@ -213,7 +217,7 @@ class T2isBench(ImageBenchmark[Case]):
         for name in CONSISTENT:
             consistency.append([[row["consistency"][name]] if name in row["consistency"] else [] for row in rows])
         # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
-        released = [[[score for score in scores if score > 0] for scores in cases] for cases in consistency]
+        released = [list(map(_without_zeros, cases)) for cases in consistency]
         columns_KC2 = np.stack([_pooled(cases) for cases in (aesthetics, *alignment, *released, *consistency)])
 
         def statistic(drawn: Indices) -> Floats:
@@ -235,6 +239,10 @@ def _panel_file(case: str, number: int) -> str:
 def _means(values: Iterable[tuple[Name, float]]) -> dict[Name, float]:
     """Return the mean of each name's values."""
     return {name: fmean(numbers) for name, numbers in grouped(values).items()}
+
+
+def _without_zeros(scores: Sequence[float]) -> list[float]:
+    return [score for score in scores if score > 0]
 
 
 def _pooled(cases: Sequence[Sequence[float]]) -> Floats:

@@ -201,7 +201,9 @@ def _digest_of(prompt: Prompt, number: int, options: AdaptedGenerator, choice: C
     from pacorl import __version__
     from pacorl.io.files import kept_digest, text_digest
 
-    files = [*prompt.sources, *prompt.references, *(path for each in prompt.characters for path in each.images)]
+    files = [*prompt.sources, *prompt.references]
+    for character in prompt.characters:
+        files += character.images
     for adapter in map(Path, options.adapters):
         files += [adapter] if adapter.is_file() else sorted(adapter.rglob("*.safetensors"))
     if choice.calibration:

@@ -157,8 +157,8 @@ def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         return document
     if not isinstance(base, str) or file in above:
         raise ConfigError(f"{path}: extends {base!r} is not another config; name a recipe, or a file beside this one")
-    own = file.parent / base
-    return merged(read_config(own if own.is_file() else Path(base), (*above, file)), document)
+    beside = file.parent / base
+    return merged(read_config(beside if beside.is_file() else Path(base), (*above, file)), document)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,15 +32,15 @@ def matching(name: str) -> list[str]:
         ValueError: if there are none; it names the nearest key.
     """
     texts = []
-    known: dict[str, str] = {}
+    keys_of_all: dict[str, str] = {}
     for command, model in RUNS.items():
         keys = keys_of(model)
-        known |= keys
+        keys_of_all |= keys
         below = [key for key in keys if f"{key}.".startswith(f"{name}.")]
         for key in below or [key for key in keys if key.endswith(f".{name}")]:
             texts.append(keys[key].replace("\n", f"  ({command})\n", 1))
     if not texts:
-        hint = _guess(name, known) or "`pacorl config` lists the sections"
+        hint = _guess(name, keys_of_all) or "`pacorl config` lists the sections"
         raise ValueError(f"no config has the key {name!r}; {hint}")
     return texts
 

@@ -112,9 +112,9 @@ def equal_shares(sets: Sequence[Sequence[Hashable]]) -> tuple[float, float]:
     numbered = [(number, value) for number, values in enumerate(sets) for value in values]
     within: list[bool] = []
     across: list[bool] = []
-    for (first, one), (second, other) in combinations(numbered, 2):
-        pairs = within if first == second else across
-        pairs.append(one == other)
+    for (first_set, first_value), (second_set, second_value) in combinations(numbered, 2):
+        pairs = within if first_set == second_set else across
+        pairs.append(first_value == second_value)
     return sum(within) / max(1, len(within)), sum(across) / max(1, len(across))
 
 

@@ -83,7 +83,7 @@ def label(folder: Path) -> tuple[list[Comparison], list[Ranking], dict[str, int]
 
 
 def pooled(
-    folder: Path, own: Sequence[Ranking], imported: Sequence[Ranking], *, incoming: Mapping[str, Path] = {}
+    folder: Path, own_rankings: Sequence[Ranking], imported: Sequence[Ranking], *, incoming: Mapping[str, Path] = {}
 ) -> list[Ranking]:
     """Join imported rankings to a folder's own: copies of an image have one name, and the same question one instance.
 
@@ -103,9 +103,9 @@ def pooled(
     def named(image: str) -> str:
         return name_of.setdefault(kept_digest(incoming.get(image) or folder / image), image)
 
-    name_of = {kept_digest(folder / image): image for answer in own for image in answer.images}
-    first_of = {question(answer): answer for answer in own}
-    on_page = {(question(answer), answer.annotator) for answer in own}
+    name_of = {kept_digest(folder / image): image for answer in own_rankings for image in answer.images}
+    first_of = {question(answer): answer for answer in own_rankings}
+    on_page = {(question(answer), answer.annotator) for answer in own_rankings}
     voted: dict[object, Ranking] = {}
     for answer in imported:
         tiers = tuple(tuple(map(named, tier)) for tier in answer.tiers)
@@ -122,7 +122,7 @@ def pooled(
                 f"{answer.instance}: another order than {answer.annotator} gave of the same candidates before; take "
                 "one out, or name an 'annotator' in each if two people ranked"
             )
-    return [*own, *voted.values()]
+    return [*own_rankings, *voted.values()]
 
 
 def ranking_files(folder: Path) -> list[Path]:
@@ -186,7 +186,7 @@ def export(
     written = []
     for split, members in by_split.items():
         # One at a time: an export may have a million pairs.
-        placed = (replace(pair, images=tuple(out / image for image in pair.images)) for pair in members)
+        placed = (replace(pair, images=tuple(map(out.joinpath, pair.images))) for pair in members)
         written.append(out / f"consistency_{split}.jsonl")
         save_comparisons(placed, written[-1])
     written.append(save_info(written, out))

@@ -141,12 +141,15 @@ def pair(
     instances = evenly_spread(every, limit)
 
     # The grids of the prompts that questions are about, and the panels cut from them.
-    asked = {instance.group for instance in instances}
-    cuts = [(record, number) for record in records if record.idx in asked for number in range(len(grids[record.idx]))]
+    prompts_asked_about = {instance.group for instance in instances}
+    cuts = []
+    for record in records:
+        if record.idx in prompts_asked_about:
+            cuts += [(record, number) for number in range(len(grids[record.idx]))]
     panels = []
     for record, number in cuts:
         panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
-    counts = {"prompts": len(asked), "panels": len(panels), "instances": len(instances)}
+    counts = {"prompts": len(prompts_asked_about), "panels": len(panels), "instances": len(instances)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[prompts, DatasetStep(folder, "generate").path])

@@ -47,13 +47,13 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
     rankings = []
     incoming: dict[str, Path] = {}
     for ranking in load_rankings(source):
-        place_of = {}
+        stored_path_of = {}
         with blamed_on(f"{source}:{ranking.instance}"):
             for image in ranking.images:
                 existing(source.parent, image, fix="; paths are relative to the file of rankings")
                 path = inside(source.parent, image)
-                place_of[image] = f"{stored}/{path.relative_to(root).as_posix()}"
-                incoming[place_of[image]] = path
+                stored_path_of[image] = f"{stored}/{path.relative_to(root).as_posix()}"
+                incoming[stored_path_of[image]] = path
         # The reference's path without its suffix, unless the file has groups.
         group = ranking.group or Path(ranking.reference).with_suffix("").as_posix()
         moved = replace(
@@ -61,19 +61,19 @@ def import_rankings(folder: Path, source: Path) -> dict[str, int]:
             instance=f"{source.name}:{ranking.instance}",
             annotator=ranking.annotator or UNNAMED,
             group=f"{name}:{group}",
-            reference=place_of[ranking.reference],
-            tiers=tuple(tuple(place_of[image] for image in tier) for tier in ranking.tiers),
+            reference=stored_path_of[ranking.reference],
+            tiers=tuple(tuple(stored_path_of[image] for image in tier) for tier in ranking.tiers),
         )
         rankings.append(moved)
     check_readable(incoming.values())
     target = folder / "imported" / name / "rankings.jsonl"
-    others = [path for path in sorted(folder.glob(IMPORTED)) if path != target]
-    imported = [*chain.from_iterable(map(read_answers, others)), *rankings]
+    earlier_imports = [path for path in sorted(folder.glob(IMPORTED)) if path != target]
+    imported = [*chain.from_iterable(map(read_answers, earlier_imports)), *rankings]
     pooled(folder, collect_answers(folder), imported, incoming=incoming)  # raises
 
     # Bring the images in, then write the records.
-    for place, path in incoming.items():
-        link_or_copy(path, folder / place)
+    for stored_path, path in incoming.items():
+        link_or_copy(path, folder / stored_path)
     flush_all()  # one wait for all images, before a file names them
     make_folder(target.parent)
     write_records(target, rankings)

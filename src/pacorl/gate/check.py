@@ -108,14 +108,14 @@ class Check:
         controls: The pairs with known answers: of the first image, then of further ones until one passes, and of each
             panel below the threshold.
         panels: Deciding scores.
-        asked: Number of questions, the controls' included.
+        question_count: Number of questions, the controls' included.
     """
 
     scores: Scores
     least: float
     controls: tuple[Control, ...]
     panels: tuple[PanelScore, ...]
-    asked: int
+    question_count: int
 
     @property
     def with_characters(self) -> bool:
@@ -177,7 +177,8 @@ class Check:
         for pair in zip(self.panels, other.panels, strict=True):
             panels.append(min(pair, key=lambda panel: panel.rank))
         controls = (*self.controls, *other.controls)
-        return replace(self, panels=tuple(panels), controls=controls, asked=self.asked + other.asked)
+        questions = self.question_count + other.question_count
+        return replace(self, panels=tuple(panels), controls=controls, question_count=questions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""
@@ -191,7 +192,7 @@ class Check:
             "panels": [{"passed": PASSED[self.status(n)], **asdict(each)} for n, each in enumerate(self.panels)],
             "controls": list(map(asdict, self.controls)),
             "question": self.scores.question,
-            "asked": self.asked,
+            "asked": self.question_count,
         }
 
 
@@ -258,7 +259,8 @@ def check_set(
         groups[panel] = [(None, [other for other in panels if other != panel])]
         if references:
             groups[panel] = [group for group in references if not casts or group[0] in casts[number]]
-        pairs |= {(min(other, panel), max(other, panel)): None for _, group in groups[panel] for other in group}
+        for _, group in groups[panel]:
+            pairs |= {(min(other, panel), max(other, panel)): None for other in group}
 
     # Controls first: a failure saves the questions about the set.
     controls = _controlled(judge, every, least, names=labels, theme=theme)
@@ -354,7 +356,7 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
     controls = (
         f"controls failed for {check.misjudged}" if check.misjudged else f"all {len(check.controls)} controls passed"
     )
-    return [*lines, f"{check.asked} questions to {judge}, {controls}."]
+    return [*lines, f"{check.question_count} questions to {judge}, {controls}."]
 
 
 def check_page(check: Check, *, judge: str, note: str = "") -> str:

@@ -176,10 +176,10 @@ def score_set(
     scored: list[PairScore] = []
     progress(0, len(pairs))
     for chunk in in_batches(pairs, TOGETHER):
-        asked = {(first, second): Question((images[first], images[second]), question) for first, second in chunk}
-        for pair, verdict in ask(judge, asked).items():
+        questions = {(first, second): Question((images[first], images[second]), question) for first, second in chunk}
+        for pair, verdict in ask(judge, questions).items():
             # Words cost a whole answer each, so pairs without a score get none.
-            words = judge.explain(asked[pair]) if reasons and verdict.valid else ""
+            words = judge.explain(questions[pair]) if reasons and verdict.valid else ""
             scored.append(PairScore(*pair, verdict.p_yes, "" if verdict.valid else verdict.error, words))
         progress(len(scored), len(pairs))
     calibration = getattr(judge, "calibration", None)

@@ -101,8 +101,8 @@ def save(image: GeneratedImage, path: Path, *, judge: str = "") -> None:
     prompt = image.prompt
     # The panels with their own texts, then the image: where it is, its panels are.
     for position, (panel, file) in enumerate(zip(image.panels, panel_files(image, path), strict=False), 1):
-        own = {"panel": prompt.panels[position - 1]} if prompt.panels else {}
-        write_atomic(file, png_bytes(panel, {**texts, "place": str(position), **own}))
+        panel_text = {"panel": prompt.panels[position - 1]} if prompt.panels else {}
+        write_atomic(file, png_bytes(panel, {**texts, "place": str(position), **panel_text}))
     write_atomic(path, png_bytes(image.image, texts))
 
 

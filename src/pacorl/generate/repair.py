@@ -163,8 +163,9 @@ def _is_better(check: Check, *, than: Check) -> bool:
     """Compare the panels' scores, lowest first; the first that are no tie decide, unless the mean is lower."""
     if (check.scores.mean or 0.0) < (than.scores.mean or 0.0):
         return False
-    ranks = [sorted(panel.rank for panel in each.panels) for each in (check, than)]
-    return next((new > old for new, old in zip(*ranks, strict=True) if abs(new - old) >= TIE), False)
+    ranks = sorted(panel.rank for panel in check.panels)
+    earlier = sorted(panel.rank for panel in than.panels)
+    return next((new > old for new, old in zip(ranks, earlier, strict=True) if abs(new - old) >= TIE), False)
 
 
 def repair_page(

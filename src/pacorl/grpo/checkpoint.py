@@ -29,7 +29,7 @@ from pacorl.config.base import changes_to, check_changes
 from pacorl.config.user_files import code_digest, file_digests
 from pacorl.core.devices import host_buffer
 from pacorl.grpo.lora_config import LoraConfig
-from pacorl.grpo.lora_training import LoraTraining, part_of
+from pacorl.grpo.lora_training import LoraTraining, section_of
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import Resume, checkpoints, named_start, step_of
 from pacorl.io.documents import as_read_back, read_object, write_json
@@ -145,7 +145,7 @@ class CheckpointWriter:
         def export(folder: Path) -> None:
             save_lora(
                 folder / "lora",
-                part_of(tensors, "average"),
+                section_of(tensors, "average"),
                 rank=config.adapter.rank,
                 alpha=config.adapter.alpha,
                 targets=tuple(config.adapter.targets or self.lora.policy.lora_targets),

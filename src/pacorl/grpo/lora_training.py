@@ -85,11 +85,15 @@ class LoraTraining:
 
     def tensors(self) -> dict[str, Tensor]:
         """Gather the unsharded tensors of a checkpoint, `adapter/NAME` and so on. All ranks call it."""
-        parts = {"adapter": adapter_state(self.transformer), "average": self.average.state}
+        sections = {"adapter": adapter_state(self.transformer), "average": self.average.state}
         if self.old:
-            parts["old"] = self.old.state
-        parts["optimizer"] = optimizer_tensors(self.optimizer, self.transformer)
-        return {f"{part}/{name}": full_tensor(value) for part, state in parts.items() for name, value in state.items()}
+            sections["old"] = self.old.state
+        sections["optimizer"] = optimizer_tensors(self.optimizer, self.transformer)
+        gathered = {}
+        for section, state in sections.items():
+            for name, value in state.items():
+                gathered[f"{section}/{name}"] = full_tensor(value)
+        return gathered
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the `tensors` of a checkpoint, also of another number of processes.
@@ -97,11 +101,11 @@ class LoraTraining:
         Raises:
             ValueError: if they do not fit the run's adapter.
         """
-        set_adapter_state(self.transformer, part_of(tensors, "adapter"))
-        self.average.load(part_of(tensors, "average"))
+        set_adapter_state(self.transformer, section_of(tensors, "adapter"))
+        self.average.load(section_of(tensors, "average"))
         if self.old:
-            self.old.load(part_of(tensors, "old"))
-        set_optimizer_tensors(self.optimizer, self.transformer, part_of(tensors, "optimizer"))
+            self.old.load(section_of(tensors, "old"))
+        set_optimizer_tensors(self.optimizer, self.transformer, section_of(tensors, "optimizer"))
 
 
 def trained_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
@@ -121,9 +125,11 @@ def build_optimizer(policy: PipelinePolicy, options: AdamWConfig, *, device: tor
     )
 
 
-def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """Select the tensors of a part of a checkpoint: adapter, average, old or optimizer."""
-    return {name.removeprefix(f"{part}/"): value for name, value in tensors.items() if name.startswith(f"{part}/")}
+def section_of(tensors: Mapping[str, Tensor], section: str) -> dict[str, Tensor]:
+    """Select the tensors of a section of a checkpoint: adapter, average, old or optimizer."""
+    return {
+        name.removeprefix(f"{section}/"): value for name, value in tensors.items() if name.startswith(f"{section}/")
+    }
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, transformer: nn.Module) -> dict[str, Tensor]:

@@ -150,7 +150,10 @@ def measure_agreement(
     panels, pairs = [], []
     for couple in couples:
         count = couple[0].prompt.grid.count
-        panels.append([panel for row in couple for panel in split(shared[row.number], row.prompt.grid)])
+        of_couple = []
+        for row in couple:
+            of_couple += split(shared[row.number], row.prompt.grid)
+        panels.append(of_couple)
         same_set = pairs_within(2, count)
         other_set = [*product(range(count), range(count, 2 * count))]
         pairs.append([*rng.sample(same_set, min(PAIRS, len(same_set))), *rng.sample(other_set, PAIRS)])

@@ -87,7 +87,9 @@ def update_policy(
 def _summary(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> dict[str, float]:
     """Average each metric over the terms of an update by their samples; of a ratio deviation take the largest."""
     # Copy the metrics of all terms to the host at once, since each copy waits for the GPU. fp64 holds them all.
-    tensors = [value for _, metrics in results for value in metrics.values() if isinstance(value, Tensor)]
+    tensors = []
+    for _, metrics in results:
+        tensors += [metric for metric in metrics.values() if isinstance(metric, Tensor)]
     wide = [tensor.detach().to(widest_float(tensor.device)) for tensor in tensors]
     numbers = iter(torch.stack(wide).tolist() if wide else ())
 

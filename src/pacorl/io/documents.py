@@ -135,12 +135,13 @@ def faults_of(error: ValidationError, *, unknown: Callable[[Any], str] | None = 
         whole: the key of a fault of the whole document.
     """
     lines = []
-    for key, faults in islice(groupby(error.errors(), key=_key_of), 3):
-        fault, *others = faults
+    for key, of_key in islice(groupby(error.errors(), key=_key_of), 3):
+        faults = list(of_key)
+        fault = faults[0]
         if unknown and fault["type"] == "extra_forbidden":
             lines.append(unknown(fault["loc"]))
             continue
-        message = " or ".join(map(_message_of, (fault, *others)))
+        message = " or ".join(map(_message_of, faults))
         # A whole section as the value would not help.
         if not isinstance(fault["input"], dict | BaseModel):
             message += f" (got {repr(fault['input'])[:SHOWN]})"

@@ -137,10 +137,10 @@ def default_judge(sets: Iterable[Sequence[Path | str]]) -> str:
         UsageError: for sets with other images, of which that judge can say nothing.
     """
     for images in sets:
-        others = [image for image in images if recipe_of(Path(image)).get("model") != TINY]
-        if not others:
+        foreign_images = [image for image in images if recipe_of(Path(image)).get("model") != TINY]
+        if not foreign_images:
             return TINY
-    raise UsageError(f"{others[0]} was not made by the tiny generator; {NO_JUDGE}")
+    raise UsageError(f"{foreign_images[0]} was not made by the tiny generator; {NO_JUDGE}")
 
 
 def check_judge(source: str, *, adapter: str = "", calibration: str | Path = "") -> None:

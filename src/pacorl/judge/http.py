@@ -374,13 +374,13 @@ class HttpJudge:
             while True:
                 sent_at = time.monotonic()
                 retries = self.retries if sent_at >= self._silent_until else 0
-                taken = {key: value for key, value in body.items() if key not in self._refused}
+                sent = {key: value for key, value in body.items() if key not in self._refused}
                 try:
-                    return await self._exchange(f"{self.url}/{page}", taken, read=read, retries=retries)
+                    return await self._exchange(f"{self.url}/{page}", sent, read=read, retries=retries)
                 except ServiceFault as fault:
-                    named = {key for key in VLLM_KEYS if key in taken and key in str(fault)}
-                    if named:
-                        self._refused |= named
+                    refused = {key for key in VLLM_KEYS if key in sent and key in str(fault)}
+                    if refused:
+                        self._refused |= refused
                         continue
                     # Only an outage is waited for. Questions that were answered meanwhile mean none.
                     answered_meanwhile = self._answered_at > sent_at

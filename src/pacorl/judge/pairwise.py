@@ -43,20 +43,20 @@ def ask(judge: Judge, questions: Mapping[Key, Question]) -> dict[Key, Verdict]:
     return ask_each(judge, [questions])[0]
 
 
-def ask_each(judge: Judge, asked: Sequence[Mapping[Key, Question]]) -> list[dict[Key, Verdict]]:
+def ask_each(judge: Judge, questions_of_items: Sequence[Mapping[Key, Question]]) -> list[dict[Key, Verdict]]:
     """Ask the questions about several items in one call; return each item's verdicts under its questions' keys.
 
     Raises:
         ValueError: if the judge miscounts.
     """
-    in_order = [question for questions in asked for question in questions.values()]
+    in_order = [question for questions in questions_of_items for question in questions.values()]
     verdicts = judge.verdicts(in_order) if in_order else []
 
     # A judge may be user code, and one verdict too few would shift every later verdict to another question.
     if len(verdicts) != len(in_order):
         raise ValueError(f"the judge returned {len(verdicts)} verdicts for {len(in_order)} questions")
     following = iter(verdicts)
-    return [dict(zip(questions, following, strict=False)) for questions in asked]
+    return [dict(zip(questions, following, strict=False)) for questions in questions_of_items]
 
 
 def ask_pairs(
@@ -116,12 +116,13 @@ def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[d
     """
     from PIL.Image import Resampling
 
-    asked = []
+    questions_of_edits = []
     for source, edit, instruction in edits:
         pair = (source.resize(edit.size, Resampling.LANCZOS), edit)
-        kept, followed = wordings.edit_kept(instruction), wordings.edit_followed(instruction)
-        asked.append({"kept": Question(pair, kept), "followed": Question(pair, followed)})
-    return ask_each(judge, asked)
+        kept = Question(pair, wordings.edit_kept(instruction))
+        followed = Question(pair, wordings.edit_followed(instruction))
+        questions_of_edits.append({"kept": kept, "followed": followed})
+    return ask_each(judge, questions_of_edits)
 
 
 def edit_score(p_yes: Mapping[str, float | None]) -> float | None:

@@ -44,17 +44,18 @@ class HeldOut:
     @cached_property
     def digest(self) -> str:
         """Digest of the questions, labels, groups and images."""
-        content = [
-            [[kept_digest(path) for path in pair.images], pair.question, pair.consistent, pair.group]
-            for pair in self.comparisons
-        ]
+        content = []
+        for pair in self.comparisons:
+            images = [kept_digest(path) for path in pair.images]
+            content.append([images, pair.question, pair.consistent, pair.group])
         return text_digest(json.dumps(content))[:16]
 
     def measure(self, p_yes: Mapping[int, float], step: int) -> dict[str, float]:
         """Compute the metrics of an evaluation from P(Yes) by row of `rows`, and write the answers."""
         count = len(self.comparisons)
         # Rows with exchanged images come last, in the same order.
-        straight, swapped = ([p_yes[start + row] for row in range(count)] for start in (0, count))
+        straight = [p_yes[row] for row in range(count)]
+        swapped = [p_yes[count + row] for row in range(count)]
         if processes().is_main_process:
             answers = {"step": step, "pairs": self.digest, "p_yes": straight, "swapped": swapped}
             write_json(self.folder / f"{AFTER if step else BEFORE}.json", answers)

@@ -71,9 +71,9 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
 def pop_means(sums: Counter[str], device: torch.device) -> dict[str, float]:
     """Return the means over the pairs of all processes, and reset this process's sums over its pairs."""
     # fp64, since the log's means must not depend on the number of processes.
-    own = torch.tensor([sums[name] for name in SUMS], dtype=torch.float64)
+    sums_of_process = torch.tensor([sums[name] for name in SUMS], dtype=torch.float64)
     sums.clear()
-    pairs, *totals = reduce(own.to(device), "sum").tolist()
+    pairs, *totals = reduce(sums_of_process.to(device), "sum").tolist()
     if not pairs:
         return {}
     return {name: total / pairs for name, total in zip(SUMS[1:], totals, strict=True)}

@@ -208,7 +208,7 @@ def adapter_names(strengths: Mapping[str, float]) -> str:
 def read_adapters(text: str) -> dict[str, float]:
     """Parse the form of `adapter_names` to name → strength; the text of a file's name keeps its colons."""
     strengths = {}
-    for name in filter(None, (part.strip() for part in text.split(" + "))):
+    for name in filter(None, (term.strip() for term in text.split(" + "))):
         source, _, number = name.rpartition(":")
         try:
             strengths[source or name] = float(number) if source else 1.0

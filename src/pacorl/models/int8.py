@@ -142,7 +142,7 @@ def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.d
     names = [name for name, layer in model.named_modules() if type(layer) is nn.Linear]
     # By name, without references to packed layers: each weight is freed before the next is packed.
     for name in names:
-        if any(part.isdigit() for part in name.split(".")) and "lora_" not in name:
+        if any(step.isdigit() for step in name.split(".")) and "lora_" not in name:
             _pack_layer(model, name, pack=packs, device=device, stream=weights)
 
 

@@ -71,16 +71,18 @@ class Lora:
     @property
     def facts(self) -> str:
         """Modules, ranks, α and base, in a line."""
-        ranks, alphas = (
-            "/".join(f"{value:g}" for value in sorted(set(values.values()))) for values in (self.ranks, self.alphas)
-        )
         origin = f", trained on {self.base}" if self.base else ""
-        return f"{len(self.alphas)} modules, rank {ranks}, alpha {alphas}{origin}"
+        return f"{len(self.alphas)} modules, rank {_distinct(self.ranks)}, alpha {_distinct(self.alphas)}{origin}"
 
     @property
     def ranks(self) -> dict[str, int]:
         """Rank of each module."""
         return {module: self.state[f"{module}.lora_A.weight"].shape[0] for module in self.alphas}
+
+
+def _distinct(values: Mapping[str, float]) -> str:
+    """Join the values of all modules, each once: `16/32`."""
+    return "/".join(f"{value:g}" for value in sorted(set(values.values())))
 
 
 # --- finding -------------------------------------------------------------------------------------------------------
@@ -269,7 +271,11 @@ def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:
         tensors[f"{name}.lora_up.weight"] = lora.state[f"{module}.lora_B.weight"]
         tensors[f"{name}.alpha"] = torch.tensor(alpha, dtype=torch.float64)
 
-    kind = next((kind for part, kind in CONVERTERS.items() if any(part in layer for layer in layers)), "Flux")
+    kind = "Flux"
+    for mark, family in CONVERTERS.items():
+        if any(mark in layer for layer in layers):
+            kind = family
+            break
     try:
         converted: dict[str, Tensor] = getattr(lora_pipeline, f"{kind}LoraLoaderMixin").lora_state_dict(tensors)
     # diffusers reports an unknown form by any of these errors.

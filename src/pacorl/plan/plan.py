@@ -119,13 +119,14 @@ class Plan:
         fit = self.shortage or f"fits {self.device}"
         if not self.device_bytes:
             fit = f"{self.device}: take one of {size_text(self.peak_bytes + CUDA_BYTES)}; {self.shortage}"
-        held, host = size_text(self.memory.held, self.main_bytes), size_text(self.memory.host)
-        found = [fit.removesuffix("; "), f"main memory {held} ({host} with cached files)"]
+        main_memory = size_text(self.memory.held, self.main_bytes)
+        with_files = f"{size_text(self.memory.host)} with cached files"
+        findings = [fit.removesuffix("; "), f"main memory {main_memory} ({with_files})"]
         keys = dict.fromkeys(absence.key for absence in self.absences)
-        found.append(f"absent or broken: {', '.join(keys) or 'nothing'}")
+        findings.append(f"absent or broken: {', '.join(keys) or 'nothing'}")
         if LEAKS in self.facts:
-            found.append("nothing is held out, see leaks")
-        return "; ".join(found)
+            findings.append("nothing is held out, see leaks")
+        return "; ".join(findings)
 
     @property
     def exit_code(self) -> int:

@@ -59,19 +59,21 @@ def generator_of(model: PolicyOptions) -> tuple[Parts, list[MissingFile]]:
     """
     spec = POLICIES[model.kind]
     source = str(spec.committed.folder) if model.checkpoint == TINY else model.checkpoint
-    given = ""
+    local_part = ""
     if source.endswith(SINGLE_FILE):
         # The file has the transformer alone; its other components are the published ones.
         check_single_file(source)
         source = spec.published
-        given = "transformer"
+        local_part = "transformer"
     index = local_file(str(Path(source).expanduser()), PIPELINE)
     folders = {}
     if index:
         spec.check_source(str(index.parent))
         folders = {name: index.parent / name for name in spec.parts}
     what = f"a diffusers checkpoint, planned as {spec.published}"
-    return _checkpoint("model.checkpoint", source, spec.parts, *OF_PIPELINE, given=given, folders=folders, what=what)
+    return _checkpoint(
+        "model.checkpoint", source, spec.parts, *OF_PIPELINE, local_part=local_part, folders=folders, what=what
+    )
 
 
 def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> tuple[Parts, list[MissingFile]]:
@@ -106,7 +108,7 @@ def _checkpoint(
     source: str,
     published: Parts,
     *files: str,
-    given: str = "",
+    local_part: str = "",
     folders: Mapping[str, Path],
     what: str,
 ) -> tuple[Parts, list[MissingFile]]:
@@ -115,13 +117,13 @@ def _checkpoint(
     Args:
         published: configs in place of absent ones.
         files: options of the download that select files.
-        given: a component whose weights are here.
+        local_part: a component whose weights are here.
         folders: folder of each component; empty if there is no such checkpoint on this machine.
         what: description of the checkpoint, if all of it is absent.
     """
-    found = {name: _json(folder / "config.json") or published[name] for name, folder in folders.items()}
-    configs = {**published, **found}
-    needed = [name for name in published if name not in WITHOUT_WEIGHTS | {given}]
+    configs_here = {name: _json(folder / "config.json") or published[name] for name, folder in folders.items()}
+    configs = {**published, **configs_here}
+    needed = [name for name in published if name not in WITHOUT_WEIGHTS | {local_part}]
     lacking = [name for name in needed if not (folders and _has_weights(folders[name]))]
     if not lacking:
         return configs, []

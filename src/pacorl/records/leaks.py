@@ -166,15 +166,15 @@ def pairs_trained_on(pairs: Sequence[Comparison], weights: str) -> list[Comparis
         return shared_pairs(pairs, _trained_comparisons(run, Path(scratch)))
 
 
-def shared_pairs(pairs: Sequence[Comparison], others: Iterable[Comparison]) -> list[Comparison]:
-    """List the pairs whose images are a pair of `others` too, in either order, whatever the names and the question."""
+def shared_pairs(pairs: Sequence[Comparison], trained: Iterable[Comparison]) -> list[Comparison]:
+    """List the pairs whose images are a pair of `trained` too, in either order, whatever the names and the question."""
     # A file of another size is another image: of a large data set few need to be read.
     sizes = {image.stat().st_size for pair in pairs for image in pair.images}
-    known = set()
-    for other in others:
+    trained_images = set()
+    for other in trained:
         if all(image.stat().st_size in sizes for image in other.images):
-            known.add(frozenset(map(kept_digest, other.images)))
-    return [pair for pair in pairs if frozenset(map(kept_digest, pair.images)) in known]
+            trained_images.add(frozenset(map(kept_digest, other.images)))
+    return [pair for pair in pairs if frozenset(map(kept_digest, pair.images)) in trained_images]
 
 
 def _trained_comparisons(run: Path, scratch: Path) -> Iterator[Comparison]:

@@ -172,10 +172,11 @@ def read_request(text: str) -> SetRequest | None:
 def numbered_items(text: str) -> tuple[str, list[str]]:
     """Split a text at its numbers into what precedes the first and the items; none unless they run 1, 2, …"""
     for mark, labels in ENUMERATIONS:
-        subject, *parts = mark.split(text)
-        found = [label.lower() for label in parts[::2]]
-        if len(found) > 1 and found == [*labels[: len(found)]]:
-            return subject, [item.strip(EDGES) for item in parts[1::2]]
+        # `split` returns the number of an item before each item.
+        subject, *pieces = mark.split(text)
+        numbers = [number.lower() for number in pieces[::2]]
+        if len(numbers) > 1 and numbers == [*labels[: len(numbers)]]:
+            return subject, [item.strip(EDGES) for item in pieces[1::2]]
     return text, []
 
 
@@ -366,14 +367,14 @@ def _unmarked(content: str, count: int) -> tuple[str, list[str]]:
         return items[0], items[1:]
     if len(items) != count:
         return content, []
-    first, *others = items
+    first, *later_items = items
     patterns = BEGUN
-    if any(re.match(AT, item) for item in others) and not any(map(OWN_SUBJECT.match, others)):
+    if any(re.match(AT, item) for item in later_items) and not any(map(OWN_SUBJECT.match, later_items)):
         patterns = (PLACE, *BEGUN[1:])
     for pattern in patterns:
         if match := pattern.match(first):
             link = match.groupdict().get("link", "")
-            return match["subject"], [f"{link}{item.removeprefix(link)}" for item in (match["item"], *others)]
+            return match["subject"], [f"{link}{item.removeprefix(link)}" for item in (match["item"], *later_items)]
     return "", items
 
 

@@ -194,11 +194,12 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
         kind = f"as sets of {prompt.grid.count} panels" if prompt.grid.count > 1 else "as one image"
         kinds.setdefault("as edits" if prompt.sources else kind, []).append(prompt)
     counts = []
-    for kind, (first, *others) in kinds.items():
+    for kind, of_kind in kinds.items():
+        first = of_kind[0]
         # A panel repeats the theme, for generators of separate images.
         panels = [panel.removeprefix(f"{first.theme}, ") for panel in first.panels]
         text = shorten(" | ".join([first.theme or first.text, *panels]), 200, placeholder=" …")
-        counts.append(f"{len(others) + 1} {kind}, the first {first.place} {text!r}")
+        counts.append(f"{len(of_kind)} {kind}, the first {first.place} {text!r}")
     # A set whose number was not understood would train as one image, if its reward takes single images too.
     if "as one image" in kinds:
         counts.append(

@@ -187,7 +187,9 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
 
     rows = []
     for name, of_seeds in by_name.items():
-        sides = [[side.mean for side in (one.before, one.after) if side] for one in of_seeds.values()]
+        sides = []
+        for result in of_seeds.values():
+            sides.append([side.mean for side in (result.before, result.after) if side])
         firsts, lasts = zip(*sides, strict=True)
         # Rounded as they are shown: a smaller difference is a tie.
         differences = [round(last - first, PLACES) for first, last in sides]
@@ -221,13 +223,13 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
 
 def agreement(run: RunFolder) -> dict[str, Interval | None]:
     """Read κ and the agreement across sets: an oracle's of the newest evaluation, the judge's of the last epochs."""
-    found: dict[str, Interval | None] = {}
+    measures: dict[str, Interval | None] = {}
     for prefix, lines in (("", run.evaluations[-1:]), (MONITOR, run.epochs[-RECENT:])):
         for name in (f"{prefix}kappa", f"{prefix}across"):
             values = [value for line in lines if (value := number(line.get(name))) is not None]
             if values:
-                found[name] = Interval(fmean(values))
-    return found
+                measures[name] = Interval(fmean(values))
+    return measures
 
 
 def unequal(first: RunFolder, second: RunFolder) -> list[str]:

@@ -55,8 +55,11 @@ class Chart:
     @property
     def stretches(self) -> list[list[Points]]:
         """The stretches of each line between missing values, which no line bridges."""
-        parts = [groupby(points, key=lambda point: point[1] is None) for points in self.lines.values()]
-        return [[list(points) for is_missing, points in part if not is_missing] for part in parts]
+        stretches_of_lines = []
+        for points in self.lines.values():
+            stretches = groupby(points, key=lambda point: point[1] is None)
+            stretches_of_lines.append([list(stretch) for is_missing, stretch in stretches if not is_missing])
+        return stretches_of_lines
 
 
 def charts(run: RunFolder) -> list[Chart]:

@@ -100,8 +100,8 @@ def next_command(run: RunFolder) -> str:
     request = "--image IMAGE --instruction TEXT" if run.is_editor else "--prompt TEXT"
     model = shlex.quote(settings.get("model.checkpoint", ""))
     kind = settings.get("model.kind", "")
-    own = f" --kind {shlex.quote(kind)}" if is_in_file(kind) else ""
-    return f"pacorl generate --model {model}{own} --adapter {folder}/adapter {request}"
+    kind_option = f" --kind {shlex.quote(kind)}" if is_in_file(kind) else ""
+    return f"pacorl generate --model {model}{kind_option} --adapter {folder}/adapter {request}"
 
 
 # --- the gallery -----------------------------------------------------------------------------------------------------

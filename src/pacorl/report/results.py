@@ -153,9 +153,10 @@ def compared(pairs: Sequence[tuple[Sample, Sample]]) -> list[Result]:
     names = dict.fromkeys(name for first, _ in pairs for name in first.measures)
     rows = []
     for name in names:
-        scored = [pair for pair in pairs if all(name in sample.measures for sample in pair)]
+        scored = [pair for pair in pairs if name in pair[0].measures and name in pair[1].measures]
         if scored:
-            before, after = ([pair[side].measures[name] for pair in scored] for side in (0, 1))
+            before = [first.measures[name] for first, _ in scored]
+            after = [second.measures[name] for _, second in scored]
             change = paired([first.prompt_id for first, _ in scored], before, after)
             rows.append(Result(name, *change, unscored=len(pairs) - len(scored)))
     return rows

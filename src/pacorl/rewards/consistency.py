@@ -191,13 +191,14 @@ class PanelMatch(JudgedReward, PanelReward):
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels' texts as parts."""
         # One call for all panels: the judge shares common prefixes and fills its batches.
-        asked = []
+        questions_of_images = []
         for prompt, image in zip(prompts, images, strict=True):
             panels = zip(split(image, prompt.grid), prompt.panels, strict=True)
-            asked.append(dict(enumerate(Question((panel,), wordings.shows_text(text)) for panel, text in panels)))
+            questions = [Question((panel,), wordings.shows_text(text)) for panel, text in panels]
+            questions_of_images.append(dict(enumerate(questions)))
 
         scored = []
-        for verdicts in pairwise.ask_each(self.judge, asked):
+        for verdicts in pairwise.ask_each(self.judge, questions_of_images):
             p_yes = [*self.p_yes_of(verdicts).values()]
             # The mean of the rest would reward a set for its failed panel.
             present = [probability for probability in p_yes if probability is not None]

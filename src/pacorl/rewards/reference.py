@@ -54,11 +54,11 @@ class Reference(JudgedReward, PanelReward):
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels as parts."""
         opened = cache(open_image)
-        asked = []
+        questions_of_images = []
         for prompt, image in zip(prompts, images, strict=True):
-            asked.append(_questions(prompt, split(image, prompt.grid), opened))
+            questions_of_images.append(_questions(prompt, split(image, prompt.grid), opened))
         # One call for all panels: the judge shares common prefixes and fills its batches.
-        answers = pairwise.ask_each(self.judge, asked)
+        answers = pairwise.ask_each(self.judge, questions_of_images)
         return [self._reduce(prompt, verdicts) for prompt, verdicts in zip(prompts, answers, strict=True)]
 
     def _reduce(self, prompt: Prompt, verdicts: Mapping[PanelQuestion, Verdict]) -> PanelScores:

@@ -118,7 +118,7 @@ def panel_scores_of(
         score, part_P = _finite(name, result.score, prompt, masked=masked), None
         if result.part_P is not None:
             raw_parts = listed(name, result.part_P, prompt.grid.count, [prompt], what=("parts", "panels"))
-            part_P = [_finite(name, part, prompt, masked=masked) for part in raw_parts]
+            part_P = [_finite(name, share, prompt, masked=masked) for share in raw_parts]
             if None in part_P:
                 score = None
             elif score is not None and not all(map(math.isfinite, filter(None, part_P))):

@@ -231,8 +231,8 @@ class StudioPage:
                     self.button("Check and repair", self.studio.submit, self.studio.check, drawing, look="")
                 self.button("Save", ui.download, drawing.path, f"{self.draft.page}.png")
                 if len(page) > 1:
-                    others = [other.path for other in page if other is not drawing]
-                    self.button("Keep only this one", self.folder.remove, f"others of {title_of(drawing)}", *others)
+                    removed = [other.path for other in page if other is not drawing]
+                    self.button("Keep only this one", self.folder.remove, f"others of {title_of(drawing)}", *removed)
                 if recipe.prompt:
                     self.button("Fill in its words", self.studio.restore, recipe, look="flat")
                     if recipe.redrawn:

@@ -341,27 +341,27 @@ class Studio:
             self.keep(sheet=recipe.words, tab="Characters")
         else:
             self.keep(words=recipe.words)
-        if others := self.others(recipe):
-            self.fault = f"It was drawn with {'; '.join(others)}. The same words draw another picture today."
+        if differences := self.differences(recipe):
+            self.fault = f"It was drawn with {'; '.join(differences)}. The same words draw another picture today."
 
-    def others(self, recipe: Recipe) -> list[str]:
+    def differences(self, recipe: Recipe) -> list[str]:
         """List what a page was drawn with, and would not be drawn with today."""
         name, edits = self.known(recipe), bool(recipe.sources)
         spec = self.spec(edits=edits)
-        others = []
+        differences = []
         if recipe.model != self.names.model:
-            others.append(f"the model {shown_name(recipe.model)}")
+            differences.append(f"the model {shown_name(recipe.model)}")
         elif recipe.looks not in ("", self.looks):
-            others.append("another description of its character")
+            differences.append("another description of its character")
         loras = spec.adapters_of(recipe.model, read_adapters(recipe.adapter))
         if loras != spec.adapters_of(self.names.model, self.adapters(name, edits=edits)):
-            others.append(f"the LoRA {recipe.adapter or 'none'}")
-        others += [f"{plain(each)}, who is not here" for each in recipe.characters if each != name]
+            differences.append(f"the LoRA {recipe.adapter or 'none'}")
+        differences += [f"{plain(each)}, who is not here" for each in recipe.characters if each != name]
         most = spec.policy.max_sources if edits else spec.policy.max_references
         pictures = [path.name for each in self.cast(recipe) for path in each.images[:most]]
         if pictures != (recipe.sources or recipe.references):
-            others.append("other pictures of its character")
-        return others
+            differences.append("other pictures of its character")
+        return differences
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 

@@ -59,19 +59,22 @@ def of_all_sets(sets: Sets) -> dict[str, float]:
     }
 
 
-def jackknife(sets: Sets, others: Sets, name: str) -> Interval:
-    """Estimate the change of a measure `of_all_sets` to others of the same prompts, leaving out a prompt at a time.
+def jackknife(sets_before: Sets, sets_after: Sets, name: str) -> Interval:
+    """Estimate the change of a measure `of_all_sets` between sets of the same prompts, leaving out a prompt at a time.
 
     A bootstrap would compare a set with its own copies (Efron & Tibshirani 1993, ch. 11).
     """
 
     def change(indices: Sequence[int]) -> float:
-        before, after = (of_all_sets([side[index] for index in indices])[name] for side in (sets, others))
-        return after - before
+        before = of_all_sets([sets_before[index] for index in indices])
+        after = of_all_sets([sets_after[index] for index in indices])
+        return after[name] - before[name]
 
-    count = len(sets)
+    count = len(sets_before)
     whole = change(range(count))
-    without = [change([index for index in range(count) if index != left_out]) for left_out in range(count)]
+    without = []
+    for left_out in range(count):
+        without.append(change([index for index in range(count) if index != left_out]))
     # The t interval of the pseudo-values gives the half-width around the estimate from all sets.
     pseudo = [count * whole - (count - 1) * value for value in without]
     interval = t_interval(pseudo)

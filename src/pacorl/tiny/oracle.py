@@ -34,9 +34,11 @@ def _templates() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         for colour, shape, hat, pose in HEROES:
             hatless = layer("hero", (colour, shape, pose), TEMPLATE_SIZE)
             hero = over(layer("hat", (hat, shape, pose), TEMPLATE_SIZE), hatless)
-            left.append(over(hero, behind)[:, :HERO_WIDTH, :3].ravel())
+            panel = over(hero, behind)
+            left.append(panel[:, :HERO_WIDTH, :3].ravel())
         for prop in VALUES["prop"]:
-            right.append(over(layer("prop", (prop,), TEMPLATE_SIZE), behind)[:, HERO_WIDTH:, :3].ravel())
+            panel = over(layer("prop", (prop,), TEMPLATE_SIZE), behind)
+            right.append(panel[:, HERO_WIDTH:, :3].ravel())
     return np.stack(left), np.stack(right)
 
 
@@ -52,29 +54,35 @@ def nearest_panels(images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
     one background.
     """
     pixels = np.stack([_pixels(image) for image in images])
-    left, right = _templates()
+    left_side = pixels[:, :, :HERO_WIDTH].reshape(len(images), -1)
+    right_side = pixels[:, :, HERO_WIDTH:].reshape(len(images), -1)
+    left_templates, right_templates = _templates()
+    # The templates are in the order of BACKGROUNDS, so that a reshape separates them by background.
     by_background = (len(images), len(BACKGROUNDS), -1)
-    left_BKH = _squared(pixels[:, :, :HERO_WIDTH].reshape(len(images), -1), left).reshape(by_background)
-    right_BKP = _squared(pixels[:, :, HERO_WIDTH:].reshape(len(images), -1), right).reshape(by_background)
+    left_BKH = _squared(left_side, left_templates).reshape(by_background)
+    right_BKP = _squared(right_side, right_templates).reshape(by_background)
     # Hero and prop are in separate columns, so each is matched by itself on every background.
     total_BK = left_BKH.min(-1) + right_BKP.min(-1)
 
     nearest = []
     for image, background in enumerate(total_BK.argmin(1)):
         palette, place = BACKGROUNDS[background]
-        colour, shape, hat, pose = HEROES[left_BKH[image, background].argmin()]
+        hero = left_BKH[image, background].argmin()
+        colour, shape, hat, pose = HEROES[hero]
         prop = VALUES["prop"][right_BKP[image, background].argmin()]
-        distance = float(np.sqrt(total_BK[image, background] / pixels[image].size))
+        mean_squared = total_BK[image, background] / pixels[image].size
+        distance = float(np.sqrt(mean_squared))
         nearest.append((Panel(colour, shape, hat, palette, place, pose, prop), distance))
     return nearest
 
 
 def _squared(pixels: NDArray[np.float32], templates: NDArray[np.float32]) -> NDArray[np.float32]:
     """Squared distances of images to templates, by one matrix product."""
-    squared: NDArray[np.float32] = (
-        (pixels**2).sum(1)[:, None] - 2 * pixels @ templates.T + (templates**2).sum(1)[None, :]
-    ).clip(min=0)
-    return squared
+    # |p − t|² = |p|² − 2 p·t + |t|², which may round to less than 0.
+    pixel_norms = (pixels**2).sum(1)[:, None]
+    template_norms = (templates**2).sum(1)[None, :]
+    squared: NDArray[np.float32] = pixel_norms - 2 * pixels @ templates.T + template_norms
+    return squared.clip(min=0)
 
 
 def _pixels(image: Image.Image) -> NDArray[np.float32]:
@@ -85,17 +93,17 @@ def _pixels(image: Image.Image) -> NDArray[np.float32]:
 # --- grades of a set -------------------------------------------------------------------------------------------
 
 
-def grade(asked: Sequence[Mapping[str, str]], shown: Sequence[Panel | None]) -> dict[str, float]:
+def grade(requested: Sequence[Mapping[str, str]], shown: Sequence[Panel | None]) -> dict[str, float]:
     """Grade a set.
 
     Args:
-        asked: what the prompt asks of each panel, as attribute → value.
+        requested: what the prompt asks of each panel, as attribute → value.
         shown: recognised panels of the image.
 
     Returns:
         attribute_agreement: share of looks that two panels share, mean over pairs of panels.
         all_equal_pairs: share of pairs that share all of them.
-        prompt_match: share of the asked attributes that a panel shows, mean over panels.
+        prompt_match: share of the requested attributes that a panel shows, mean over panels.
         valid: share of recognised panels.
     """
     agreements = []
@@ -106,8 +114,9 @@ def grade(asked: Sequence[Mapping[str, str]], shown: Sequence[Panel | None]) -> 
     agreements = agreements or [1.0]
 
     matches = []
-    for attributes, panel in zip(asked, shown, strict=True):
-        matches.append(float(np.mean([getattr(panel, name, None) == value for name, value in attributes.items()])))
+    for attributes, panel in zip(requested, shown, strict=True):
+        correct = [getattr(panel, name, None) == value for name, value in attributes.items()]
+        matches.append(float(np.mean(correct)))
 
     return {
         "attribute_agreement": float(np.mean(agreements)),
@@ -126,9 +135,13 @@ def agreement(sets: Sequence[Sequence[Panel | None]]) -> dict[str, tuple[float, 
     Returns:
         Look → (share of equal pairs of panels within sets, share of equal pairs of panels of different sets).
     """
-    return {
-        name: equal_shares([[getattr(panel, name) for panel in panels if panel] for panels in sets]) for name in LOOKS
-    }
+    shares = {}
+    for name in LOOKS:
+        values_of_sets = []
+        for panels in sets:
+            values_of_sets.append([getattr(panel, name) for panel in panels if panel])
+        shares[name] = equal_shares(values_of_sets)
+    return shares
 
 
 Majority = tuple[str | None, ...]

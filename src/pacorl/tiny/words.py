@@ -87,7 +87,7 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
     shared, scenes = _shared_and_scenes(theme, panels)
     place = shared.pop("place")
     pairs = [(scene["pose"], scene["prop"]) for scene in scenes]
-    return write_prompt(0, place, pairs, grid, named=shared)
+    return write_prompt(0, place, pairs, grid, looks=shared)
 
 
 def tiny_panel(theme: str, text: str) -> Prompt:
@@ -97,8 +97,8 @@ def tiny_panel(theme: str, text: str) -> Prompt:
         ValueError: if words are unknown or missing.
     """
     of_theme = Text(SHARED, theme, allowed=(*LOOKS, "place"))
-    shared_attributes, own = read_texts(of_theme, Text("the panel", text, tuple(VALUES), required=SCENE))
-    attributes = shared_attributes | own
+    shared_attributes, panel_attributes = read_texts(of_theme, Text("the panel", text, tuple(VALUES), required=SCENE))
+    attributes = shared_attributes | panel_attributes
     shared = theme_text(attributes["place"], attributes) if "place" in attributes else theme
     return tiny_prompt(shared, [f"{attributes['pose']}, {attributes['prop']}"] * GRIDS[0].count, GRIDS[0])
 
@@ -202,7 +202,7 @@ def read_texts(*texts: Text) -> list[dict[str, str]]:
         ValueError: for unknown words, two values of an attribute, and attributes that are missing or not allowed; it
             names the faults of all texts.
     """
-    found: list[dict[str, str]] = []
+    attributes_of_texts: list[dict[str, str]] = []
     unknown: list[str] = []
     faults: list[str] = []
     for name, text, allowed, required in texts:
@@ -218,10 +218,10 @@ def read_texts(*texts: Text) -> list[dict[str, str]]:
                 if attributes.setdefault(attribute, value) != value:
                     two = f"{attributes[attribute]} and {value}"
                     faults.append(f"{name} has two values of {attribute}, {two}; give one")
-            elif not found or found[0].get(attribute) != value:
-                place = "a panel" if attribute in SCENE else SHARED
-                faults.append(f"{name} names a {attribute}, {value}, which belongs to {place}")
-        found.append(attributes)
+            elif not attributes_of_texts or attributes_of_texts[0].get(attribute) != value:
+                owner = "a panel" if attribute in SCENE else SHARED
+                faults.append(f"{name} names a {attribute}, {value}, which belongs to {owner}")
+        attributes_of_texts.append(attributes)
         missing = [f"a {attribute}" for attribute in required if attribute not in attributes]
         if missing:
             faults.append(f"{name} lacks {' and '.join(missing)}")
@@ -230,7 +230,9 @@ def read_texts(*texts: Text) -> list[dict[str, str]]:
     if unknown:
         faults.insert(0, f"unknown words, {', '.join(map(repr, dict.fromkeys(unknown)))}")
     if faults:
-        named = {attribute for text in texts for attribute in text.allowed}
-        vocabulary = "; ".join(f"{name}: {', '.join(words)}" for name, words in VALUES.items() if name in named)
+        known_attributes = {attribute for text in texts for attribute in text.allowed}
+        vocabulary = "; ".join(
+            f"{name}: {', '.join(words)}" for name, words in VALUES.items() if name in known_attributes
+        )
         raise ValueError(f"{'; '.join(faults)}. This model knows {vocabulary}; other words need another model")
-    return found
+    return attributes_of_texts

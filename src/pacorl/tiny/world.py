@@ -73,12 +73,12 @@ class Panel:
         return f"{self.pose}, {self.prop}"
 
 
-def theme_text(place: str, named: Mapping[str, str] = {}) -> str:
-    """Write a theme: `a hero in town`, or with named looks `a red hero with a crown in town at night`."""
-    words = ["a", *(named[name] for name in ("colour", "shape") if name in named), "hero"]
-    if "hat" in named:
-        words.append(f"with a {named['hat']}")
-    words.append(where_text({**named, "place": place}))
+def theme_text(place: str, looks: Mapping[str, str] = {}) -> str:
+    """Write a theme: `a hero in town`, or with looks `a red hero with a crown in town at night`."""
+    words = ["a", *(looks[name] for name in ("colour", "shape") if name in looks), "hero"]
+    if "hat" in looks:
+        words.append(f"with a {looks['hat']}")
+    words.append(where_text({**looks, "place": place}))
     return " ".join(words)
 
 
@@ -108,12 +108,15 @@ def _artwork() -> dict[tuple[str, ...], NDArray[np.uint8]]:
     """Read every layer as RGBA: (kind, *values) → (TILE, TILE, 4)."""
     with Image.open(ARTWORK) as image:
         pixels = np.asarray(image.convert("RGBA"))
-    tiles = (tile for row in np.vsplit(pixels, len(pixels) // TILE) for tile in np.hsplit(row, row.shape[1] // TILE))
+    tiles: list[NDArray[np.uint8]] = []
+    for row in np.vsplit(pixels, len(pixels) // TILE):
+        tiles += np.hsplit(row, row.shape[1] // TILE)
 
     layers = {}
+    remaining = iter(tiles)
     for kind, names in LAYERS.items():
         for values in itertools.product(*(VALUES[name] for name in names)):
-            layers[kind, *values] = next(tiles)
+            layers[kind, *values] = next(remaining)
     return layers
 
 
@@ -191,10 +194,10 @@ def write_prompt(
     scenes: Sequence[tuple[str, str]],
     grid: Grid,
     *,
-    named: Mapping[str, str] = {},
+    looks: Mapping[str, str] = {},
 ) -> Prompt:
     """Write the T2IS prompt of a set."""
-    theme = theme_text(place, named)
+    theme = theme_text(place, looks)
     texts = tuple(f"{pose}, {prop}" for pose, prop in scenes)
     sentences = [f"{grid} grid layout of {theme}."]
     for tag, text in zip(panel_tags(grid), texts, strict=True):
@@ -209,7 +212,7 @@ def set_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = Grid(2,
     for number in range(count):
         place = VALUES["place"][number % len(VALUES["place"])]
         scenes = draw_scenes(split, place, grid.count, rng)
-        prompts.append(write_prompt(number, place, scenes, grid, named=draw_named(rng)))
+        prompts.append(write_prompt(number, place, scenes, grid, looks=draw_named(rng)))
     return prompts
 
 

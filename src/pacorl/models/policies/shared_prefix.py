@@ -125,7 +125,7 @@ def _block_forward(block: Any, hidden_states: Tensor | Joint, *args: Any, **kwar
 
 
 def _joint_block(  # noqa: PLR0917 - gradient checkpointing passes no keywords
-    block: Any, joint: Joint, modulation: Tensor, rotary: Tensor, runs: Sequence[Run], known: KeysValues | None
+    block: Any, joint: Joint, modulation: Tensor, rotary: Tensor, runs: Sequence[Run], keys_values: KeysValues | None
 ) -> tuple[Joint, KeysValues]:
     """Compute a block for the prefix, then for the images, which attend to its keys and values.
 
@@ -147,16 +147,16 @@ def _joint_block(  # noqa: PLR0917 - gradient checkpointing passes no keywords
             cache_write_slice=slice(None),
             segments=runs,
         )
-        known = cache.get()
-    assert known is not None, "a prefix is computed or known"
+        keys_values = cache.get()
+    assert keys_values is not None, "a prefix is computed or known"
 
     # The images attend to one copy of the prefix, expanded without memory.
     if target is not None:
-        cache.store(*(shared.expand(len(target), -1, -1, -1) for shared in known))
+        cache.store(*(shared.expand(len(target), -1, -1, -1) for shared in keys_values))
         target = BLOCK_FORWARD(
             block, target, modulation[:-1], rotary[length:], layer_cache=cache, kv_cache_mode="cached"
         )
-    return Joint(prefix, target), known
+    return Joint(prefix, target), keys_values
 
 
 def _prefix_states(transformer: Any, prompt: PromptTokens) -> Tensor:

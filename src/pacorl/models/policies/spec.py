@@ -273,11 +273,11 @@ class PolicySpec:
             return adapter
         return str(self.committed.adapters.get(adapter, adapter))
 
-    def adapters_of(self, checkpoint: str, named: Mapping[str, float]) -> dict[str, float]:
-        """Return the adapters that images are made with: those named, or the tiny checkpoint's own; none for `none`."""
-        if not named and checkpoint == TINY and self.committed.adapter:
+    def adapters_of(self, checkpoint: str, requested: Mapping[str, float]) -> dict[str, float]:
+        """Return the requested adapters, or else those of the tiny checkpoint; none for `none`."""
+        if not requested and checkpoint == TINY and self.committed.adapter:
             return {self.committed.adapter: 1.0}
-        return {name: strength for name, strength in named.items() if name != NO_ADAPTER}
+        return {name: strength for name, strength in requested.items() if name != NO_ADAPTER}
 
     def check_trainable(self, checkpoint: str) -> None:
         """Raise ValueError if a checkpoint is distilled to few steps. The message names the base to train instead.
