@@ -55,6 +55,7 @@ def convert(source: Path) -> list[Path]:
             with blamed_on(f"{source}, row {number}"):
                 cells = _gedit(row) if "instruction_language" in row else row
                 rows.append({name: _written(cell, folder) for name, cell in cells.items()})
+        # One wait for all images, before a file names them.
         flush_all()
         files = {folder / "rows.jsonl": rows}
         # GEdit-Bench: all edits, and the edits per language.

@@ -85,6 +85,7 @@ def independent_set(vectors_NC: Vectors, number: int) -> list[int]:
     """Select `number` prompts without two closer than a distance, the largest that leaves enough."""
     number = min(number, len(vectors_NC))
     similarity_NN = vectors_NC @ vectors_NC.T
+    # Bisect the distance, 1 − cosine: 0 for equal prompts, 2 for opposite ones.
     low = 0.0
     high = 2.0
     best = list(range(len(vectors_NC)))
@@ -98,6 +99,7 @@ def independent_set(vectors_NC: Vectors, number: int) -> list[int]:
             if free_N[row] and len(selected) < number:
                 selected.append(int(row))
                 free_N &= ~near_NN[row]
+        # Enough prompts are that far apart: try a larger distance.
         if len(selected) == number:
             low = middle
             best = selected

@@ -72,6 +72,7 @@ def explain(
     fill_journal(journal, missing, answer, workers=workers, progress=progress)
     status = Counter(rows[key]["status"] for key in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
+    # Recorded with failed pairs too: the next call finds them in the journal, and tries them again.
     step = DatasetStep(folder, "explain", inputs=ranking_files(folder), options={"model": model.model})
     counts = step.finish(outputs=[path], counts=counts)
     faults = [rows[key]["error"] for key in pairs if rows[key]["status"] == "failed"]
@@ -88,6 +89,7 @@ def explain_pair(folder: Path, model: ChatModel, pair: Comparison) -> JsonObject
         "reasons": "",
         "error": "",
     }
+    # The images travel inside the request, so that any server can read them.
     content: list[JsonObject] = []
     for image in images:
         data = png_bytes(open_image(inside(folder, image)))

@@ -103,20 +103,25 @@ def pooled(
     def named(image: str) -> str:
         return name_of.setdefault(kept_digest(incoming.get(image) or folder / image), image)
 
+    # The folder's own rankings decide: the name of each image, the instance of each question, and each vote.
     name_of = {kept_digest(folder / image): image for answer in own_rankings for image in answer.images}
     first_of = {question(answer): answer for answer in own_rankings}
     on_page = {(question(answer), answer.annotator) for answer in own_rankings}
     voted: dict[object, Ranking] = {}
     for answer in imported:
+        # A copy takes the name of the image that it equals.
         tiers = tuple(tuple(map(named, tier)) for tier in answer.tiers)
         renamed = replace(answer, reference=named(answer.reference), tiers=tiers)
         if len(set(renamed.images)) < len(renamed.images):
             raise ValueError(f"{answer.instance}: two of its images are the same; take one out")
+        # The vote on the page replaces an imported one.
         vote = (question(renamed), answer.annotator)
         if vote in on_page:
             continue
+        # One instance for one question: its votes are pooled, and its pairs stay in one split.
         first = first_of.setdefault(question(renamed), renamed)
         earlier = voted.setdefault(vote, replace(renamed, instance=first.instance, group=first.group))
+        # Candidates of one tier are tied, in any order.
         if [*map(frozenset, earlier.tiers)] != [*map(frozenset, tiers)]:
             raise ValueError(
                 f"{answer.instance}: another order than {answer.annotator} gave of the same candidates before; take "
@@ -153,6 +158,7 @@ def export(
     by_split: dict[Split, list[Comparison]] = {}
     for split in sorted(set(split_of.values())):
         by_split[split] = [pair for pair in pairs if split_of[pair.group] == split]
+    # The benchmark is of held-out groups: a judge has not learned their pairs.
     held_out = [answer for answer in answers if split_of.get(answer.group) == "test"]
     ranked = benchmark(held_out)
 

@@ -128,6 +128,7 @@ def pair(
     prompts = prompts_file(folder)
     grids = grids_of(folder)
     records = read_prompts(prompts)
+    # All questions that the grids allow, before the limit.
     every: list[Instance] = []
     for record in records:
         count = len(grids.get(record.idx, ()))

@@ -167,6 +167,7 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
             adjudicated |= of_instance.keys()
         for key, no_yes in of_instance.items():
             pooled = votes.setdefault(key, [0, 0])
+            # Divided people cast no vote, and no vote outweighs a decision.
             if 2 * max(no_yes) >= len(rankings) and (is_decision or key not in adjudicated):
                 pooled[False] += no_yes[False]
                 pooled[True] += no_yes[True]

@@ -84,6 +84,7 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
         # An empty negative prompt stays: it differs from the model's default.
         if value is not None and value is not False and (value != "" or name != "adapter"):
             texts[name] = f"{value:g}" if isinstance(value, float) else str(value)
+    # With the judge, since scores of two judges cannot be compared.
     if image.judged:
         if image.judged.score is not None:
             texts["score"] = f"{image.judged.score:.6f}"

@@ -134,9 +134,11 @@ def repair_set(
     for number in range(1, tries + 1):
         if after.passed:
             break
+        # Panels without a score first, then the lowest scores.
         faulty = after.unsure + after.failed
         worst = faulty[0]
         if after.with_characters:
+            # The panel with the fewest tries; of several the first.
             worst = min(faulty, key=lambda panel: tried[panel])
         tried[worst] += 1
         image, texts = redraw(worst, number)
@@ -145,8 +147,10 @@ def repair_set(
         try:
             check = gate(changed)
         except ControlError as error:
+            # A new set that the judge cannot be trusted with replaces nothing.
             attempt = Try(number, worst, image, texts, None, accepted=False, error=str(error))
         else:
+            # The panel and the whole set must gain, since one may gain at the cost of the other.
             fits_better = check.panels[worst].rank - after.panels[worst].rank >= TIE
             accepted = fits_better and _is_better(check, than=after)
             attempt = Try(number, worst, image, texts, check, accepted)

@@ -76,8 +76,8 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int) -> list[Promp
     size = prompt.size and Size(prompt.size.height // prompt.grid.rows, prompt.size.width // prompt.grid.cols)
     characters = characters_of(prompt)
     composed = []
-    # Compose the panels.
     for text, shown in zip(prompt.panels, characters, strict=True):
+        # The images of its own characters, or the set's references if no character has images.
         references = prompt.references
         if references and any(characters):
             references = in_turn(shown)

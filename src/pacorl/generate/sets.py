@@ -68,6 +68,7 @@ def generate_sets(
     if best_of > 1 and judge is None:
         raise ValueError(f"the best of {best_of} needs a judge to choose; give one as judge=")
 
+    # A `PacoReward` wraps its judge.
     plain_judge: Any = getattr(judge, "judge", judge)
     prompts = generator.prompts_of(prompts)
 
@@ -137,6 +138,7 @@ def judge_sets(judge: Judge, prompt: Prompt, images: Sequence[Image]) -> list[Ju
         matrix = matrix_of(verdicts, prompt.grid.count)
         score = whole_mean([verdict.p_yes for verdict in verdicts.values()])
         parts = {}
+        # Half for the panels among themselves, half for their likeness to the references.
         if shown:
             parts = {"together": score, "reference": alike.score}
             score = whole_mean(parts.values())

@@ -78,6 +78,7 @@ def with_credit(
     """
     note = ""
     if config.advantages.credit is None:
+        # A panel is credited by its own scores, which every reward must have.
         without = []
         for reward in config.rewards:
             target = functions.get(reward.name) or reward_spec(reward.name).target
@@ -93,6 +94,7 @@ def with_credit(
         note = f"advantages.credit is {credit}: {reason}"
         config = config.model_copy(update={"advantages": config.advantages.model_copy(update={"credit": credit})})
 
+    # A panel's ratio is a mean over fewer tokens than a set's, and varies more.
     if isinstance(config.objective, ClippedOptions) and config.objective.clip_range is None:
         clip_range = PANEL_RANGE if config.advantages.panel_share else SET_RANGE
         config = config.model_copy(update={"objective": config.objective.model_copy(update={"clip_range": clip_range})})
@@ -242,6 +244,7 @@ def build_run_rewards(
     for reward in config.rewards:
         function = functions.get(reward.name)
         rewards[reward.key] = UserReward(function, reward.name) if function else built[reward.key]
+    # Without a judge of its own the evaluation asks the rewards' judge.
     held_out_judge = judges.get("held_out") or judges.get("rewards")
     measures = build_rewards(config.evaluation.rewards, judge=held_out_judge, device=device)
     held_out = {f"{HELD_OUT}{key}": measure for key, measure in measures.items()}

@@ -53,6 +53,7 @@ class EvaluatedSample:
 
     def record(self, image: str, rewards: Sequence[RewardConfig]) -> dict[str, Any]:
         """Return its line in samples/evaluation-….jsonl."""
+        # Rewards apart from held-out rewards, which do not count in the sum.
         scores: dict[str, float | None] = {}
         held_out: dict[str, float | None] = {}
         for name, value in self.scores.items():
@@ -92,6 +93,7 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
     for name in samples[0].scores:
         columns[name] = [sample.scores[name] for sample in samples]
     metrics = {}
+    # All verdicts of the judge, whatever a reward makes of them.
     p_yes = [*chain(*chain(*(sample.p_yes for sample in samples)))]
     for name, column in (columns | {"p_yes": p_yes}).items():
         finite = [value for value in column if value is not None and math.isfinite(value)]

@@ -156,11 +156,13 @@ def measure_agreement(
         panels.append(of_couple)
         same_set = pairs_within(2, count)
         other_set = [*product(range(count), range(count, 2 * count))]
+        # A small grid has fewer than PAIRS pairs within its sets.
         pairs.append([*rng.sample(same_set, min(PAIRS, len(same_set))), *rng.sample(other_set, PAIRS)])
 
     # 3. The answers, and their means without missing ones.
     ask = partial(reward.mean_verdicts, prompts, panels, pairs=pairs)
     what = f"the judge (agreement of {COUPLES} pairs of sets)"
+    # The main process asks, and the others receive its answers.
     answers = runtime.gather_rows(lambda: {0: trainer.scorer.begin(reward, ask, what)()} if runtime.is_main else {})[0]
     p_yes: dict[bool, list[float]] = {True: [], False: []}
     for prompt, verdicts in zip(prompts, answers, strict=True):
@@ -168,6 +170,7 @@ def measure_agreement(
             if verdict.p_yes is not None:
                 is_within = first // prompt.grid.count == second // prompt.grid.count
                 p_yes[is_within].append(verdict.p_yes)
+    # κ compares both kinds of pairs.
     if not all(p_yes.values()):
         return {}
     within, across = fmean(p_yes[True]), fmean(p_yes[False])
@@ -232,6 +235,7 @@ class HackingMonitor:
         if sign == "across" and fmean(self._history[kind, "kappa"][:average]) < SHARED:
             return None
 
+        # Moving averages over the history, the newest last.
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))
         if sign == "diversity" or is_held_out:
             # These should not fall. Their units differ, so the fall is a share of the best; of 0 there is none.

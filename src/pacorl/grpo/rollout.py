@@ -72,6 +72,7 @@ def draw_samples(draw: Draw, units: Sequence[Sequence[Row]], into: Samples) -> I
     """
     nodes: list[NodeBatch] = []
     queued: deque[Callable[[], Rollout]] = deque()
+    # On a GPU one batch stays queued: the GPU computes it while the host handles the one before.
     ahead = 1 if draw.policy.device.type == "cuda" else 0
     for rows in units:
         # The tree above the leaves.
@@ -85,6 +86,7 @@ def draw_samples(draw: Draw, units: Sequence[Sequence[Row]], into: Samples) -> I
             while len(queued) > ahead:
                 into.rollouts.append(queued.popleft()())
                 yield into.rollouts[-1]
+    # The batches that were still ahead.
     while queued:
         into.rollouts.append(queued.popleft()())
         yield into.rollouts[-1]
@@ -233,6 +235,7 @@ class Trunk:
             panels = Panels.of(grids, self.size, draw.policy.token_grid(self.size), device=device)
         log_prob_B = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std), panels)
 
+        # 4. The record for training, which replays the same forward.
         batch = NodeBatch(
             step=step,
             level=level,

@@ -77,6 +77,7 @@ def assign_rows(
     shares = []
     for update in range(updates):
         share = pieces[update::updates]
+        # Subtrees that do not divide over the ranks are cut into batches.
         if len(share) % world:
             share = list(chain(*(in_batches(piece, batch) for piece in share)))
         assert not (sharded and len(share[0]) % subtree and leaves % batch), "ranks cut through a subtree"

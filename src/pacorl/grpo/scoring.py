@@ -277,6 +277,7 @@ def check_scores(
                 f"reward {name!r} returned NaN or an infinity for {len(faulty)} of the images, first for "
                 f"{named(faulty[:1])}; these scores count as missing"
             )
+        # Named only if there are too many: a server may lose single answers.
         absent = [prompt for value, prompt in scored if value is None]
         if absent:
             absences.append(

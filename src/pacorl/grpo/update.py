@@ -74,6 +74,7 @@ def update_policy(
         last = number == len(terms) - 1
         with runtime.accumulating(policy_loss.draw.policy.transformer, last=last):
             loss, metrics = compute()
+            # The gradients of all terms add up to that of the mean over all samples.
             (loss / (total / count)).backward()
         if RATIO_DEVIATION in metrics:
             # By its step, since a late step may deviate where an early step does not.
@@ -95,6 +96,7 @@ def _summary(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> dict[str, f
 
     # Weights relative to the largest term: with equal batches they are exactly 1.
     most = max(samples for samples, _ in results)
+    # `numbers` has the order of `tensors`.
     columns: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for samples, metrics in results:
         for name, metric in metrics.items():

@@ -58,6 +58,7 @@ def open_judge(
 
         options |= {"api_key_env": settings.api_key_env, "processes": processes}
         return HttpJudge.connect(settings.checkpoint, startup=startup, **options)
+    # Imported here: a judge on a server needs no model libraries.
     from pacorl.judge.local import LocalJudge
 
     return LocalJudge.from_pretrained(

@@ -89,6 +89,7 @@ def threshold(
         raise ValueError(f"{panels} image has nothing to be compared with; give two or more")
     if least is not None:
         return least
+    # Scores against references and scores among panels have thresholds of their own.
     by_size: Mapping[int, float] | None = None
     if calibration:
         by_size = calibration.thresholds.get("references" if references else "panels")

@@ -113,6 +113,7 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
     listed = [_entry(entry) for entry in first["top_logprobs"]]
     entries = {*listed, sampled} if sampled[0] not in dict(listed) else set(listed)
     values = sorted((value for _, value in entries), reverse=True)
+    # Greedy sampling moves all probability to one token, and hides the model's own.
     if values[0] >= 0 and all(value <= FLOOR_LOGPROB for value in values[1:]):
         raise ServiceRefusedError(
             f"the server's log-probabilities are taken after greedy sampling ({sampled[0]!r:.40} has all of the "
@@ -133,6 +134,7 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
             f"neither Yes nor No is among the {len(entries)} tokens that the server listed, the likeliest is "
             f"{likeliest!r:.40}; a model that thinks first cannot judge"
         )
+    # The absent one of Yes and No is at most as likely as the least entry; that bound may decide nothing.
     least = min((value for name, value in listed if (name, value) != sampled), default=0.0)
     if min(yes, no) <= FLOOR_LOGPROB and _sigmoid(least - max(yes, no)) > CUT_TOLERANCE:
         present, absent = ("Yes", "No") if yes > no else ("No", "Yes")
@@ -373,11 +375,13 @@ class HttpJudge:
             again = False
             while True:
                 sent_at = time.monotonic()
+                # In an outage one request is a probe, and openai's client does not repeat it.
                 retries = self.retries if sent_at >= self._silent_until else 0
                 sent = {key: value for key, value in body.items() if key not in self._refused}
                 try:
                     return await self._exchange(f"{self.url}/{page}", sent, read=read, retries=retries)
                 except ServiceFault as fault:
+                    # A server that does not take vLLM's keys names them, and is asked again without them.
                     refused = {key for key in VLLM_KEYS if key in sent and key in str(fault)}
                     if refused:
                         self._refused |= refused
@@ -386,6 +390,7 @@ class HttpJudge:
                     answered_meanwhile = self._answered_at > sent_at
                     if not (fault.unreachable and self._patience) or (answered_meanwhile and again):
                         raise
+                    # Again at once if the server answers other questions, else after a pause.
                     again = answered_meanwhile
                     if not again:
                         await self._sit_out(fault, since=max(started_at, self._answered_at))
@@ -412,6 +417,7 @@ class HttpJudge:
 
         send = self._client.get if body is None else partial(self._client.post, body=body)
         options = {"headers": own_headers(), "max_retries": retries}
+        # A refusal is an answer too: only an unreachable server is silent.
         is_silent = False
         try:
             with service_faults(

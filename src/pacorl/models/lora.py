@@ -174,6 +174,7 @@ def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Calla
     if not pairs:
         raise ValueError(f"{file} holds no LoRA weights")
 
+    # Both matrices of each module, under its name in today's code.
     state: dict[str, Tensor] = {}
     alphas: dict[str, float] = {}
     for module, pair in pairs.items():
@@ -184,6 +185,7 @@ def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Calla
         with blamed_on(f"{file}: its config"):
             alphas[rename(module)] = _alpha(pair, config, module)
     lora = Lora(state, alphas, str(config.get("base_model_name_or_path") or ""))
+    # Names of other projects fit no layer, and only diffusers can translate them.
     if layers and any(FOREIGN.match(module) for module in alphas):
         return _translated(file, lora, layers)
     return lora
@@ -191,6 +193,7 @@ def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Calla
 
 def _config(file: Path, tensors: Collection[str], metadata: Mapping[str, str]) -> dict[str, Any]:
     """Read PEFT's config of a file: in the file's folder, or in diffusers' metadata; empty without one."""
+    # PEFT has its config in a file beside the weights, diffusers in their metadata.
     source = file
     if file.name == PEFT_WEIGHTS or any(name.startswith(PEFT_PREFIX) for name in tensors):
         source = file.parent / PEFT_CONFIG
@@ -203,6 +206,7 @@ def _config(file: Path, tensors: Collection[str], metadata: Mapping[str, str]) -
         prefix = "transformer."
         config = {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
 
+    # Relatives of LoRA compute other weights from tensors of the same names.
     unusual = {key: config[key] for key in NOT_PLAIN if config.get(key)}
     if config.get("peft_type", "LORA") != "LORA":
         unusual["peft_type"] = config["peft_type"]
@@ -271,6 +275,7 @@ def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:
         tensors[f"{name}.lora_up.weight"] = lora.state[f"{module}.lora_B.weight"]
         tensors[f"{name}.alpha"] = torch.tensor(alpha, dtype=torch.float64)
 
+    # A converter belongs to one architecture, which the names of its layers identify.
     kind = "Flux"
     for mark, family in CONVERTERS.items():
         if any(mark in layer for layer in layers):

@@ -40,6 +40,7 @@ def plan_character(config: CharacterConfig, *, card: int = 0) -> Plan:
         pictures=True,
     )
     job = Job(
+        # The loss is on the model's own velocity; the gallery's guidance is in `forwards`.
         options=config.model.unguided,
         configs=configs,
         batches=[Batch(size, "size", options.micro_batch, drawn, forwards)],

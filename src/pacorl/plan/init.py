@@ -250,6 +250,7 @@ def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, re
             images = hero.images[: max(1, spec.policy.max_references - len(prompt.sources))]
             cast = (dataclasses.replace(hero, images=images),)
             records[number] = dataclasses.replace(prompt, characters=cast, references=images)
+    # The requested reward, or else the judge's that fit the prompts.
     rewards = [{"name": reward}]
     if not reward:
         rewards = read_config(Path(TINY))["rewards"] if model == TINY else _judged(records[0])

@@ -157,6 +157,7 @@ def _figures(job: Job, configs: Parts) -> Iterator[tuple[str, float]]:
         configs: of the generator at one depth.
     """
     policy = policy_on_meta(POLICIES[job.options.kind], job.options, configs)
+    # Refuse a size that the model cannot generate, before anything is measured.
     for batch in job.batches:
         with blamed_on(batch.key):
             policy.check_size(batch.size)
@@ -181,6 +182,7 @@ def _figures(job: Job, configs: Parts) -> Iterator[tuple[str, float]]:
     else:
         loaded, prompts, copies = frozen + encoding, 1, 0
     generating = judging = loaded + scoring
+    # In turns the generator and the judges are not on the card together.
     if job.in_turns:
         generating, judging = frozen, scoring
     elif not training:

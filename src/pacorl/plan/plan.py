@@ -240,6 +240,7 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
         if settings and judge_configs:
             scorers.append(judge_scorer(settings, judge_configs))
 
+    # Training, whose forwards per image follow from the tree and the objective.
     sampled = forwards.sampling + forwards.other_policies
     is_path = OBJECTIVES[config.objective.name].needs == "path"
     training = Training(
@@ -291,6 +292,7 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
     Args:
         samples: images of an epoch.
     """
+    # With a file absent the prompts stay unread: the plan lists all absences at once.
     absences = list(sources.absent_prompts(config))
     train, shown, leaks = ([], [], "") if absences else read_prompts(config)
     prompts = [*train, *shown]
@@ -298,6 +300,7 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
     if leaks:
         facts[LEAKS] = leaks
 
+    # Each reward checks the prompts that it will score; a user's reward scores trial images too.
     encoders = set()
     for configs, scored, size in (
         (config.rewards, prompts, config.sampling.size),

@@ -61,6 +61,7 @@ class StudioPage:
         """Whether "Why?" is open, also after the page is drawn anew."""
         ui.add_css(STYLE)
         ui.add_body_html(f"<script>{FOCUS}</script>")
+        # The bar: sections, and the models in use.
         with ui.header().classes("bar"):
             ui.html("<h1>paco<b>rl</b></h1>", sanitize=False)
             with ui.tabs().props("no-caps inline-label aria-label=Sections") as tabs:
@@ -69,6 +70,7 @@ class StudioPage:
             ui.space()
             models = self.button("", self.ask_for_models, look="flat")
             models.bind_text_from(studio, "names", backward=lambda names: f"Drawn by {shown_name(names.model)}")
+        # Below it the status, then the section that is open.
         with tag("div", "desk-top"):
             self.status()
             with ui.tab_panels(tabs, animated=False).classes("tabs").bind_value(self.draft, "tab"):
@@ -221,6 +223,7 @@ class StudioPage:
                     "For a character of your own, begin under Characters."
                 )
             return
+        # Drawings may have been removed since this one was opened.
         drawing = page[min(self.draft.drawing, len(page) - 1)]
         recipe = drawing.recipe
         with tag("section", "page", aria_label="The page that is open"):
@@ -233,6 +236,7 @@ class StudioPage:
                 if len(page) > 1:
                     removed = [other.path for other in page if other is not drawing]
                     self.button("Keep only this one", self.folder.remove, f"others of {title_of(drawing)}", *removed)
+                # A picture of another program has no words, and its layout may be wrong.
                 if recipe.prompt:
                     self.button("Fill in its words", self.studio.restore, recipe, look="flat")
                     if recipe.redrawn:
@@ -305,6 +309,7 @@ class StudioPage:
                 ui.textarea("What it looks like").bind_value(self.draft, "description").classes("line")
                 self.button("Make it", lambda: self.studio.describe(self.draft.description), look="")
             return
+        # Its pictures: references of drawings, and examples for teaching.
         with card("Pictures"):
             if self.studio.names.model == TINY:
                 ui.label(PRACTICE_ONLY).classes("soft")
@@ -371,6 +376,7 @@ class StudioPage:
         with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), card("Models"):
             dialog.on("hide", dialog.delete).props["aria-label"] = "Models"
             in_use_now = (studio.names.model, studio.names.judge)
+            # A model that is here can be used, an absent one downloaded first.
             for name, about in offers().items():
                 with tag("div", "offer"):
                     in_use = ", in use now" if name in in_use_now else ""

@@ -43,6 +43,7 @@ def make_app(studio: Studio) -> FastAPI:
     app = FastAPI(title="pacorl studio", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=13 * MOST_BYTES)
     app.include_router(door.router())
 
+    # The pictures, which the page shows by their paths.
     app.mount("/file", StaticFiles(directory=studio.folder.path))
     ui.run_with(
         app,

@@ -195,6 +195,7 @@ class Studio:
         names, key = self.names, (self.spec(edits=edits).kind, self.adapters(character, edits=edits))
         if self._loaded and self._loaded[0] == key:
             return self._loaded[1:]
+        # The old models leave first: both together may not fit.
         self.enter("Loading the models")
         self.unload()
         use_cores()
@@ -401,6 +402,7 @@ class Studio:
         )
         with generator.judging():
             judged = judge_sets(reward.judge, prompt, images)
+        # Tied pages are shown as equal, whatever their order.
         pages = []
         for group in tied_groups([each.score for each in judged]):
             for index in group:
@@ -473,6 +475,7 @@ class Studio:
         recipe, panels = drawing.recipe, drawing.panels
         if self.names.judge == TINY and recipe.model != TINY:
             raise ValueError(PRACTICE_ONLY)
+        # A picture of another program has no texts: the form describes it.
         theme, lines = self.panels
         if not recipe.panels and len(lines) == recipe.grid.count:
             recipe = recipe.updated(theme=theme, panels=lines)
@@ -502,6 +505,7 @@ class Studio:
         # The verdict stays with the page that was checked, also if nothing was repaired.
         original = open_image(drawing.path)
         before = drawing.rewrite(**fields_of(repair.before)).recipe
+        # The pages to open: the repaired one first, then the original, then the tries.
         pages = [(original, before.updated(note=NO_BETTER))]
         if repair.replaced:
             seeds = {str(panel + 1): each.texts["seed"] for panel, each in repair.replaced.items()}

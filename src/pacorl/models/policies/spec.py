@@ -260,6 +260,7 @@ class PolicySpec:
             import diffusers
 
             class_name = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
+        # The class of the pipeline, or the name of one that is imported late.
         needed = self.pipeline if isinstance(self.pipeline, str) else self.pipeline.__name__
         if class_name != needed:
             raise ValueError(
