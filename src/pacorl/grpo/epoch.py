@@ -132,6 +132,7 @@ def learn(
             clip = config.advantages.clip
             loss = PolicyLoss(draw, config.objective, advantage_clip=clip, old=old)
             metrics = update_policy(loss, update, epoch_advantages, runtime=trainer.runtime)
+            # Not finite: no step is taken, and `skipped` is logged.
             norm = lora.take_step()
             for name, value in (metrics | {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}).items():
                 history[name].append(value)

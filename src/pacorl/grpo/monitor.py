@@ -139,6 +139,7 @@ def measure_agreement(
         return {}
 
     # 1. The couples, from all groups in turn, and their images, which may be on two processes.
+    # Shuffled, since there may be more groups than couples.
     rng = Random(seed_of(config.seed, trainer.epoch, "agreement"))
     rng.shuffle(groups)
     couples = [rng.sample(groups[turn % len(groups)], 2) for turn in range(COUPLES)]

@@ -166,6 +166,7 @@ class Trunk:
         # Queued before the images, with which it arrives.
         endpoints = final.to("cpu", non_blocking=final.is_cuda)
         images = draw.policy.launch_decode(final, self.size)
+        # `images()` waits until the GPU has decoded them.
         return lambda: Rollout(prompts, numbers, self.size, endpoints, images())
 
     def _node_batches(self, level: int, *, of_step: bool = False) -> list[Sequence[int]]:
