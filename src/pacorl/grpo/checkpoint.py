@@ -133,7 +133,7 @@ class CheckpointWriter:
         for name, value in tensors.items():
             if name not in self._kept:
                 self._kept[name] = host_buffer(value)
-            self._kept[name].copy_(value, non_blocking=True)
+            self._kept[name].copy_(value, non_blocking=value.is_cuda)
         if self.lora.runtime.device.type == "cuda":
             torch.cuda.current_stream(self.lora.runtime.device).synchronize()
         return {name: self._kept[name] for name in tensors}
