@@ -10,7 +10,7 @@ at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import permutations
 from pathlib import Path
@@ -25,7 +25,6 @@ from pacorl.io.documents import blamed_on
 from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
-from pacorl.records.prompts import evenly_spread
 from pacorl.tiny.words import check_tiny_grid
 from pacorl.types import TINY
 
@@ -127,30 +126,24 @@ def pair(
     """
     prompts = prompts_file(folder)
     grids = grids_of(folder)
-    records = read_prompts(prompts)
-    # All questions that the grids allow, before the limit.
-    every: list[Instance] = []
-    for record in records:
-        count = len(grids.get(record.idx, ()))
-        if count < 2 or record.prompt.grid.count < 2:
-            few = f"{record.idx}: {count} grids of {record.prompt.grid}"
-            raise ValueError(f"{few} give nothing to rank; run `pacorl dataset generate` to the end")
-        of_prompt = list(instances_of(record, grids=count))
-        # Without a shuffle, every prompt of a pilot would have questions about the same panels.
-        Random(record.idx).shuffle(of_prompt)
-        every += of_prompt
-    instances = evenly_spread(every, limit)
+    shares = _shares(read_prompts(prompts), grids, limit)
+
+    def instances() -> Iterator[Instance]:
+        for record, share in shares:
+            of_prompt = list(instances_of(record, grids=len(grids[record.idx])))
+            if share < len(of_prompt):
+                # Without a shuffle, every prompt of a pilot would have questions about the same panels.
+                Random(record.idx).shuffle(of_prompt)
+            yield from of_prompt[:share]
 
     # The grids of the prompts that questions are about, and the panels cut from them.
-    prompts_asked_about = {instance.group for instance in instances}
     cuts = []
-    for record in records:
-        if record.idx in prompts_asked_about:
-            cuts += [(record, number) for number in range(len(grids[record.idx]))]
+    for record, _ in shares:
+        cuts += [(record, number) for number in range(len(grids[record.idx]))]
     panels = []
     for record, number in cuts:
         panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
-    counts = {"prompts": len(prompts_asked_about), "panels": len(panels), "instances": len(instances)}
+    counts = {"prompts": len(shares), "panels": len(panels), "instances": sum(share for _, share in shares)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[prompts, DatasetStep(folder, "generate").path])
@@ -164,8 +157,26 @@ def pair(
         progress(done, len(cuts))
     flush_all()
     target = folder / "instances.jsonl"
-    write_records(target, instances)
+    write_records(target, instances())
     return step.finish(outputs=[target], counts=counts)
+
+
+def _shares(
+    records: Sequence[PromptRecord], grids: Mapping[str, Sequence[tuple[Path, str]]], limit: int | None
+) -> list[tuple[PromptRecord, int]]:
+    """Return the prompts with their numbers of questions, counted before any is made: 100,000 prompts have millions."""
+    shares = []
+    for number, record in enumerate(records):
+        count, positions = len(grids.get(record.idx, ())), record.prompt.grid.count
+        if count < 2 or positions < 2:
+            few = f"{record.idx}: {count} grids of {record.prompt.grid}"
+            raise ValueError(f"{few} give nothing to rank; run `pacorl dataset generate` to the end")
+        share = count * positions * (positions - 1)
+        if limit is not None:
+            share = min(share, (number + 1) * limit // len(records) - number * limit // len(records))
+        if share:
+            shares.append((record, share))
+    return shares
 
 
 def grids_of(folder: Path) -> dict[str, list[tuple[Path, str]]]:
