@@ -114,6 +114,10 @@ def _refuse(error: Any) -> int:
         error.show()
     else:
         # An option without its value has no context, and stands behind its command.
-        command = error.ctx.command_path if getattr(error, "ctx", None) else f"pacorl {sys.argv[1]}"
-        _print_fault(f"{' '.join(error.format_message().split()).removesuffix('.')}; see {command} --help")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else f"pacorl {sys.argv[1]}"
+        option, hint = getattr(error, "option_name", ""), ""
+        if option and context and any(parameter.name == "overrides" for parameter in context.command.params):
+            hint = f"; a key of the config is written {option.lstrip('-')}=VALUE"
+        _print_fault(f"{' '.join(error.format_message().split()).removesuffix('.')}{hint}; see {command} --help")
     return int(error.exit_code)

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from pacorl.io.files import digest, text_digest
+from pacorl.io.terminal import did_you_mean
 
 FAULTS = (Exception, SystemExit)
 """Errors of a user's code. `sys.exit(0)` in a user's file must not look like the end of a finished run."""
@@ -32,7 +33,7 @@ NO_USER_FILES = "PACORL_NO_USER_FILES"
 
 def is_in_file(name: str) -> bool:
     """Return whether a name has the form of an entry in a file."""
-    return ".py:" in name
+    return ".py:" in name or name.endswith(".py")
 
 
 def find_beside(folder: Path, document: Any, *, depth: int = 4) -> None:
@@ -84,7 +85,9 @@ def users_value(name: str) -> Any:
             fault = f"{type(error).__name__} when the file was run"
             raise ValueError(f"{path}{line_in(path, error)}: {fault}: {error}") from error
     if not hasattr(module, match["name"]):
-        raise ValueError(f"{path} has no {match['name']!r}")
+        named = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        guess = did_you_mean(match["name"], named) or f"it has {', '.join(named) or 'no function'}"
+        raise ValueError(f"{path} has no {match['name']!r}; {guess}")
     return getattr(module, match["name"])
 
 

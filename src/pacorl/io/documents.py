@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -135,7 +135,11 @@ def faults_of(error: ValidationError, *, unknown: Callable[[Any], str] | None = 
         whole: the key of a fault of the whole document.
     """
     lines = []
-    for key, of_key in islice(groupby(error.errors(), key=_key_of), 3):
+    errors = error.errors()
+    # A list without its faulty entries is too short for pydantic; the entries' own faults say all.
+    faulty = {key for fault in errors for key in accumulate(map(str, fault["loc"][:-1]), "{}.{}".format)}
+    errors = [fault for fault in errors if fault["type"] != "too_short" or _key_of(fault) not in faulty]
+    for key, of_key in islice(groupby(errors, key=_key_of), 3):
         faults = list(of_key)
         fault = faults[0]
         if unknown and fault["type"] == "extra_forbidden":
@@ -157,7 +161,9 @@ def _key_of(fault: ErrorDetails) -> str:
 def _message_of(fault: ErrorDetails) -> str:
     """Return pydantic's message, in words of configs and records."""
     if fault["type"] == "too_short":
-        return f"give at least {fault['ctx']['min_length']} valid"
+        return f"give at least {fault['ctx']['min_length']}"
+    if fault["type"] == "tuple_type":
+        return "give a list in brackets, as [1, 2] or [{name: …}]"
     return CLASS.sub("mapping of keys", fault["msg"].removeprefix("Value error, "))
 
 

@@ -115,7 +115,7 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
 def check_no_run(folder: Path) -> None:
     """Raise ValueError if a folder holds a training run, of a generator or of a judge, or files with a run's names."""
     names = ("metrics.jsonl", "checkpoints", "config.yaml", "report.html", "summary.json", "leaks.txt")
-    fix = "go on with --resume auto if it is of a run that was stopped, or name another folder with out=…"
+    fix = "go on with --resume auto (in Python resume=True) if its run was stopped, or name another folder with out=…"
     check_new(*(folder / name for name in names), fix=fix)
 
 

@@ -118,7 +118,8 @@ class Plan:
         """The first line of the dry run."""
         fit = self.shortage or f"fits {self.device}"
         if not self.device_bytes:
-            fit = f"{self.device}: take one of {size_text(self.peak_bytes + CUDA_BYTES)}; {self.shortage}"
+            size = size_text(self.peak_bytes + CUDA_BYTES)
+            fit = f"{self.device}, so the CPU computes; a card would need {size}; {self.shortage}"
         main_memory = size_text(self.memory.held, self.main_bytes)
         with_files = f"{size_text(self.memory.host)} with cached files"
         findings = [fit.removesuffix("; "), f"main memory {main_memory} ({with_files})"]
