@@ -84,7 +84,7 @@ def first_screen(page: Any) -> None:
 def page_in_studio(page: Any) -> None:
     first_screen(page)
     page.get_by_text("Why?").click()
-    playwright.expect(page.get_by_text("the three multiplied")).to_be_visible(timeout=PATIENCE)
+    playwright.expect(page.get_by_text("of the least sure panel")).to_be_visible(timeout=PATIENCE)
 
 
 def character_in_studio(page: Any) -> None:
