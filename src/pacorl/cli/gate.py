@@ -336,9 +336,10 @@ def calibrate(
     check_writable(out)
     check_judge(judge)
     use_cores()
-    # Some sources write their images into the scratch folder, which must last until the judge has read them.
+    # The tiny world's training pairs are drawn, so that no record of them tells them from others.
     if judge == TINY and data.startswith(f"{TINY_PREFIX}train"):
         raise ValueError(f"{data} are the pairs that the tiny judge was trained on; give tiny:dev or tiny:test")
+    # Some sources write their images into the scratch folder, which must last until the judge has read them.
     with TemporaryDirectory() as scratch:
         pairs = comparisons_from(data, scratch=Path(scratch))
         check_readable(chain(*(pair.images for pair in pairs)))
