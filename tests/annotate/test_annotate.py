@@ -189,7 +189,7 @@ def test_a_foreign_image_tied_with_the_others_fails_its_control(dataset):
 def test_contradictions_and_misfits_are_settled_by_one_more(dataset):
     annotation = Annotation(dataset(1, 3))
     annotation.start(["ann", "ben"], ["fay"], controls=False)
-    contrary, misfit, opposite, alike = sorted([*annotation.log.instances][:4])
+    contrary, misfit, opposite, alike = sorted(annotation.log.instances)[2:6]
     # Of an order that is opposite between the best and the worst, no label depends.
     by_ben = {opposite: [0, 2, 1], contrary: [1, 2, 0], alike: [0, 1, 2]}
     by_ann = {name: [0, 1, 2] for name in (*by_ben, misfit)}
@@ -207,7 +207,8 @@ def test_contradictions_and_misfits_are_settled_by_one_more(dataset):
     state = annotation.state("fay")
     assert state["adjudicates"]
     assert [opinion["name"] for opinion in state["task"]["opinions"]] == ["Person 1", "Person 2"]
-    shown = shown_order(ADMIN, annotation.log.instances[contrary])  # 1, 2, 0: a swap would be its own inverse
+    shown = shown_order(ADMIN, annotation.log.instances[contrary])
+    assert shown == (2, 0, 1), "no order that is its own inverse, or slots and candidates could be exchanged"
     assert [[shown[slot] for (slot,) in one["order"]] for one in state["task"]["opinions"]] == [[0, 1, 2], [1, 2, 0]]
     rank_next(annotation, "fay")
     decisions = [answer for answer in final_answers(collect_answers(annotation.folder)) if answer.adjudicated]

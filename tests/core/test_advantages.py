@@ -103,6 +103,8 @@ def test_a_mean_of_zero_is_a_large_variation_and_no_fault() -> None:
 
 def test_missing_scores_and_groups_of_equal_ones_are_counted() -> None:
     found = advantages(table([[1, 3, 5, NAN, 2, 4], [1, 1, 2, 2, 1, 1]], [0, 0, 1, 1, 2, 2]), weights=[1.0, 1.0])
+    # Without the sample of one reward, its group has one, which nothing can be compared with.
+    assert found.used_B.tolist() == [True, True, False, False, True, True]
     assert found.stats["samples/missing"] == pytest.approx(1 / 12)
     assert found.stats["reward/reward1/zero_std_groups"] == 1.0
     assert found.stats["reward/reward0/zero_std_groups"] == 0.0
