@@ -100,7 +100,7 @@ def test_order_of_a_pair_does_not_depend_on_who_is_asked_and_is_balanced():
     assert all(in_either_order(a, b) == in_either_order(b, a) for a, b in zip(names[::2], names[1::2], strict=True))
 
 
-def test_a_tie_counts_half_in_the_mean_ranking():
+def test_a_tie_is_a_vote_for_neither_in_the_merged_ranking():
     def merged(*answers: Ranking) -> list[tuple[str, ...]]:
         return [ranking.candidates for ranking in majority_rankings(answers)]
 
@@ -108,7 +108,7 @@ def test_a_tie_counts_half_in_the_mean_ranking():
     tied = replace(answer("x", "abcd"), tiers=("a", ("b", "c"), "d"))
     assert merged(tied) == []
     assert merged(tied, answer("y", "acbd")) == [tuple("acbd")]
-    # a and b share rank 1.5, so that c, third and first, comes between them: 3.5, 4 and 4.5 in sum.
+    # One vote puts a before b; c is before both by one and behind both by the other, and so between them.
     shared = replace(answer("x", "abc"), tiers=(("a", "b"), "c"))
     assert merged(shared, answer("y", "cab")) == [tuple("acb")]
     assert merged(shared, replace(answer("judge", "bac"), adjudicated=True)) == [tuple("bac")]

@@ -167,6 +167,8 @@ def test_a_gate_has_references_and_refuses_if_its_controls_fail(tiny_url: str, h
     _, answer = gate(hero[1:], references={"hero": hero[:1]})
     assert [panel["passed"] for panel in answer["panels"]] == [True, True, True, False]
     assert answer["panels"][3]["character"] == "hero"
+    _, answer = gate(hero[1:], references={"hero": hero[:1], "other": hero[-1:]})
+    assert [panel["character"] for panel in answer["panels"]] == ["other", "other", "other", "hero"]
     status, answer = gate(hero[1:], least=0.0)
     assert (status, answer["error"]["type"]) == (422, "refused")
     assert "image 1 with a drawn figure of another character" in answer["error"]["message"]

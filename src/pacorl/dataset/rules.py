@@ -37,23 +37,20 @@ def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
     return [(name, True) for name in tiers[0]] + [(name, False) for name in tiers[-1]]
 
 
-def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Map each candidate to its rank from 1; tied candidates share the mean of their ranks."""
-    ranks: dict[str, float] = {}
-    for tier in tiers:
-        ranks |= dict.fromkeys(tier, len(ranks) + (len(tier) + 1) / 2)
-    return ranks
+def tier_of(answer: Ranking) -> dict[str, int]:
+    """Map each candidate to the number of its tier, best first; tied candidates share one."""
+    return {name: number for number, tier in enumerate(answer.tiers) for name in tier}
 
 
-def pair_orders(answers: Iterable[Ranking]) -> Iterator[float]:
+def pair_orders(answers: Iterable[Ranking]) -> Iterator[int]:
     """Compare any two people on every pair of an instance's candidates.
 
     Yields:
         A number above 0 for the same order, below 0 for opposite orders, 0 for a tie in either ranking.
     """
-    for ranks_a, ranks_b in combinations([mean_ranks(answer.tiers) for answer in answers], 2):
-        for first, second in combinations(ranks_a, 2):
-            yield (ranks_a[first] - ranks_a[second]) * (ranks_b[first] - ranks_b[second])
+    for tiers_a, tiers_b in combinations(map(tier_of, answers), 2):
+        for first, second in combinations(tiers_a, 2):
+            yield (tiers_a[first] - tiers_a[second]) * (tiers_b[first] - tiers_b[second])
 
 
 def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
@@ -221,11 +218,11 @@ def majority_rankings(answers: Sequence[Ranking]) -> list[Ranking]:
     by_instance = grouped((answer.instance, answer) for answer in final_answers(answers))
     merged = []
     for _, rankings in sorted(by_instance.items()):
-        ranks_of = [mean_ranks(ranking.tiers) for ranking in rankings]
+        tiers_of_people = list(map(tier_of, rankings))
         wins = dict.fromkeys(rankings[0].candidates, 0)
         for first, second in permutations(wins, 2):
-            better = sum(ranks[first] < ranks[second] for ranks in ranks_of)
-            worse = sum(ranks[first] > ranks[second] for ranks in ranks_of)
+            better = sum(tiers[first] < tiers[second] for tiers in tiers_of_people)
+            worse = sum(tiers[first] > tiers[second] for tiers in tiers_of_people)
             if better > worse:
                 wins[first] += 1
                 wins[second] -= 1
