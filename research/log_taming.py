@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 
 from pacorl.config.base import load
-from pacorl.core.advantages import advantages, coefficient_of_variation
-from pacorl.core.advantages.log_tamed import LogTamed, is_tamed
-from pacorl.core.advantages.weighted_sum import WeightedSum
+from pacorl.core.advantages import THRESHOLD, AdvantageOptions, advantages, coefficient_of_variation, is_tamed
 from pacorl.grpo import epoch
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
@@ -90,13 +88,13 @@ def tables_of(config: PolicyConfig) -> list[RewardTable]:
 def row_of(number: int, table: RewardTable, weights: list[float]) -> str:
     """Compare the three advantages of one epoch."""
     score_RB = table.score_RB.double()
-    tamed_R = is_tamed(score_RB, LogTamed().threshold)
+    tamed_R = is_tamed(score_RB, THRESHOLD)
     matched = torch.tensor(weights).double() * torch.where(tamed_R, 1 / (1 + score_RB.mean(1).abs()), 1.0)
 
-    plain = advantages(table, WeightedSum(), weights=weights).value_B
-    tamed = advantages(table, LogTamed(), weights=weights).value_B
-    by_weight = advantages(table, WeightedSum(), weights=matched.tolist()).value_B
-    first = advantages(table, WeightedSum(), weights=[1.0, 0.0]).value_B
+    plain = advantages(table, AdvantageOptions(aggregate="weighted_sum"), weights=weights).value_B
+    tamed = advantages(table, AdvantageOptions(), weights=weights).value_B
+    by_weight = advantages(table, AdvantageOptions(aggregate="weighted_sum"), weights=matched.tolist()).value_B
+    first = advantages(table, AdvantageOptions(aggregate="weighted_sum"), weights=[1.0, 0.0]).value_B
 
     spreads = ", ".join(f"{spread:.2f}" for spread in coefficient_of_variation(score_RB).tolist())
     names = ", ".join(name for name, is_one in zip(table.names, tamed_R.tolist(), strict=True) if is_one) or "none"

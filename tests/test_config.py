@@ -74,7 +74,7 @@ FAULTS = [
     ("optimizer.zzz: unknown key", "optimizer.zzz=3"),
     ("objective.clip_range: unknown key, .*grpo_clip", "objective.name=diffusion_nft", "objective.clip_range=1"),
     ("adapter.dropout: unknown key", "adapter.dropout=0.1"),
-    ("advantages.std: unknown key", "advantages.aggregate=gdpo", "advantages.std=global"),
+    ("advantages: threshold 0.5", "advantages.aggregate=weighted_sum", "advantages.threshold=0.5"),
     ("objective: unknown objective 'grpo'.*; lr: unknown key", "lr=1e-4", "objective.name=grpo"),
     *(("epochs:", f"epochs={value}") for value in ("0", 10**30)),
     ("sampling.size: give a list in brackets", "sampling.size=64"),

@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 
 from pacorl.config.base import dump, load
-from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
 
 CHOICES = [
     *(pytest.param(POLICIES[name], f"model.kind={name}", "model.dtype=float32", id=name) for name in POLICIES),
-    *(
-        pytest.param(AGGREGATES[name], f"advantages.aggregate={name}", "advantages.clip=3", id=name)
-        for name in AGGREGATES
-    ),
     *(
         pytest.param(OBJECTIVES[name], f"objective.name={name}", "objective.kl_weight=0.5", id=name)
         for name in OBJECTIVES

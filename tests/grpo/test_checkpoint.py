@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from pacorl.config.base import ConfigError, Section, changes_to, check_changes
 from pacorl.config.reference import RUNS
 from pacorl.config.reference import keys_of as all_keys
-from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo.checkpoint import (
     FREE_KEYS,
@@ -133,7 +132,6 @@ CONFIGS: list[dict[str, Any]] = [
     {"judge": LOCAL, "evaluation": {"judge": "other", "rewards": HELD_OUT}},
     *({"model": {"kind": kind}} for kind in POLICIES),
     *({"objective": {"name": name}} for name in OBJECTIVES),
-    *({"advantages": {"aggregate": name}} for name in AGGREGATES),
 ]
 """Every section that a config may have, in at least one of them."""
 ALWAYS_FREE = {

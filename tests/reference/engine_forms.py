@@ -207,7 +207,6 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
     if getattr(objective, "clip_range", 1.0) is None:
         # Panels' ratios deviate more than images'.
         objective = objective.model_copy(update={"clip_range": 1e-3 if share else 1e-4})
-    is_gdpo = config.advantages.aggregate == "gdpo"
     return paco.Settings(
         sigmas=policy.sigmas(sampling.steps, size).tolist(),
         training_sigmas=policy.training_sigmas(sampling.steps, size).tolist(),
@@ -220,7 +219,6 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         batch=sampling.batch,
         weights=[reward.weight for reward in config.rewards],
         advantages=config.advantages,
-        std_over="global" if is_gdpo else config.advantages.std,  # type: ignore[attr-defined]
         panel_share=share,
         group_size=config.group_size,
         contrast=config.rewards[0].args.get("contrast", 0.0),

@@ -26,13 +26,12 @@ CASES = {
     "tree": [*TREE, "advantages={aggregate: log_tamed, clip: 0.6}"],
     "log-tamed by one deviation": ["advantages={aggregate: log_tamed, std: global}"],
     "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: add}"],
-    "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
     "groups of six": ["group_size=6", "sampling.batch=3"],
     "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5}", "sampling.sde_steps=[0,1]"],
     "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
-    "DiffusionNFT with gdpo": [
+    "DiffusionNFT with a floor": [
         "objective={name: diffusion_nft, kl_weight: 0.2}",
-        "advantages={aggregate: gdpo, floor: max}",
+        "advantages={floor: max}",
         "sampling.steps=6",
         "sampling.sde_steps=[2]",
         "optimizer.updates_per_epoch=1",
@@ -53,10 +52,7 @@ CASES = {
     "AWM in a tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3}", "objective={name: awm}"],
     "panel credit": ["advantages.credit=panel"],
     "half panel credit": [*TREE, "advantages={aggregate: log_tamed, credit: 0.5, std: global}"],
-    "panel credit with GRPO-Guard": [
-        "advantages={aggregate: gdpo, credit: panel}",
-        "objective={name: grpo_guard, kl_weight: 0.5}",
-    ],
+    "panel credit with GRPO-Guard": ["advantages.credit=panel", "objective={name: grpo_guard, kl_weight: 0.5}"],
     "panel credit with DiffusionNFT": ["advantages.credit=panel", "objective.name=diffusion_nft"],
     "panel credit with AWM": ["advantages={aggregate: weighted_sum, credit: 0.7}", "objective={name: awm}"],
     "contrast": CONTRAST,

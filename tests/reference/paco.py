@@ -60,9 +60,7 @@ class Settings:
     batch: int
     weights: list[float]
     advantages: Any
-    """aggregate, threshold, floor and clip."""
-    std_over: str
-    """Scope of the standard deviation: group or global."""
+    """aggregate, threshold, std, floor and clip."""
     panel_share: float
     """Share of panel credit, from 0 to 1."""
     group_size: int
@@ -219,7 +217,7 @@ def compare(s: Settings, samples: list[Sample]) -> None:
     groups = [sample.prompt for sample in used]
     for panel in range(len(samples[0].panels)):
         credited = credit(s, used, combined, panel) if s.panel_share else combined
-        values = normalise(credited, combined, groups, s.std_over, options.floor)
+        values = normalise(credited, combined, groups, options.std, options.floor)
         for sample, value in zip(used, values, strict=True):
             sample.advantage[panel] = max(-options.clip, min(options.clip, value))
 
@@ -246,8 +244,6 @@ def slope(s: Settings, used: list[Sample], prompt: int, k: int) -> float:
     group = [float(sample.rewards[k] or 0.0) for sample in used if sample.prompt == prompt]
     if s.advantages.aggregate == "log_tamed" and tamed(s, columns_of(s, used))[k]:
         return 1 / (1 + abs(fmean(group)))
-    if s.advantages.aggregate == "gdpo":
-        return 1 / divisor(group, s.advantages.floor)
     return 1.0
 
 
@@ -258,14 +254,12 @@ def columns_of(s: Settings, used: list[Sample]) -> list[list[float]]:
 
 def aggregate(s: Settings, used: list[Sample]) -> list[float]:
     """One score per sample."""
-    columns, groups, name = columns_of(s, used), [sample.prompt for sample in used], s.advantages.aggregate
-    if name == "log_tamed" and used:
+    columns = columns_of(s, used)
+    if s.advantages.aggregate == "log_tamed" and used:
         is_tamed = tamed(s, columns)
         for k in range(len(columns)):
             if is_tamed[k]:
                 columns[k] = [math.copysign(math.log(1 + abs(r)), r) for r in columns[k]]
-    if name == "gdpo":
-        columns = [normalise(column, column, groups, "group", s.advantages.floor) for column in columns]
     return [sum(w * column[b] for w, column in zip(s.weights, columns, strict=True)) for b in range(len(used))]
 
 

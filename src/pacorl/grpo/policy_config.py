@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from pacorl.config.base import Positive, Section, Seed, TrackerName
 from pacorl.config.options import LARGEST, Memory
 from pacorl.config.reward_section import MeasureConfig, RewardConfig
-from pacorl.core.advantages import AGGREGATES, AggregateOptions
+from pacorl.core.advantages import AdvantageOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampler import Sampler, Steps, Suffix, Tree, TreeOptions
 from pacorl.core.schedule import NoiseWindow
@@ -182,7 +182,7 @@ class PolicyConfig(LoraConfig):
     """Seconds that a reward or judge of this process may take for a batch. An evaluation asks about all images of a
     process at once, and each of its batches adds as many. Beyond, the run saves and ends with exit code 75. Servers
     have limits of their own."""
-    advantages: Annotated[AggregateOptions, AGGREGATES] = Field(default_factory=AGGREGATES.default_options)
+    advantages: AdvantageOptions = AdvantageOptions()
     """Advantages from rewards."""
     objective: Annotated[ObjectiveOptions, OBJECTIVES] = Field(default_factory=OBJECTIVES.default_options)
     """Training objective."""

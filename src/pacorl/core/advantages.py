@@ -1,23 +1,19 @@
 """Advantages from rewards: each sample compared within its group (arXiv 2512.04784, §3.3).
 
 Legend: B samples, R rewards, P panels. Everything is computed in fp64 on the whole epoch's table, on every rank alike.
-
-An aggregate makes one score of a sample's rewards; the score is then normalised in its group. To add one, write its
-options, its function and its `AggregateSpec` in a file here, and one line of `AGGREGATES`.
+The rewards of a sample make one score, which is then normalised in its group.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pacorl.config.base import Section, Share
-from pacorl.config.table import Table
 from pacorl.types import Advantages, RewardTable
 
 if TYPE_CHECKING:
@@ -30,6 +26,8 @@ ZERO_STD = 1e-4
 # Share of their size below which scores differ by rounding alone: an fp32 judge differs by 1e-7 over
 # one image, from batch to batch.
 ROUNDING = 1e-6
+THRESHOLD = 0.2
+"""Default of `AdvantageOptions.threshold`."""
 # Least mean that a standard deviation is divided by.
 MEAN_FLOOR = 1e-12
 FLOORS = {"max": 1e-6, "add": 1e-4}
@@ -38,23 +36,34 @@ Floor = Literal["none", "max", "add"]
 """Lower bound of the standard deviation in the normalisation, against magnified noise."""
 
 
-class AggregateOptions(Section):
-    """The settings that every aggregate has; an aggregate adds its own."""
+class AdvantageOptions(Section):
+    """Settings of advantages."""
 
-    if TYPE_CHECKING:  # an option of some aggregates, and fixed for others
-        std: Literal["group", "global"]
-
-    aggregate: str
+    aggregate: Literal["log_tamed", "weighted_sum"] = "log_tamed"
+    """The sum of a sample's rewards. log_tamed: rewards of large variation enter by log(1+R), the paper's Eq. 3 and 4.
+    weighted_sum: all enter as they are."""
+    threshold: float = THRESHOLD
+    """δ of Eq. 4: log_tamed takes the logarithm of rewards whose std/mean over the epoch exceeds it."""
     credit: Literal["set", "panel"] | Share | None = None
     """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
     the panel, such as its pairs and its text. A number is the share of panel in a mix of both; 0 is set and 1 panel.
     Left out: panel if every reward has such parts and no prompt is an edit, else set, which is the paper's."""
+    std: Literal["group", "global"] = "group"
+    """Scope of the standard deviation in Eq. 2."""
     floor: Floor = "none"
     """Lower bound of the standard deviation. none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal
     rewards. max: …/max(std, 1e-6), as the released code. add: …/(std + 1e-4), as flow_grpo; nearly equal rewards then
     have little effect."""
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to ±clip."""
+
+    @model_validator(mode="after")
+    def _threshold_has_an_effect(self) -> AdvantageOptions:
+        if self.aggregate == "weighted_sum" and self.threshold != THRESHOLD:
+            raise ValueError(
+                f"threshold {self.threshold} is of aggregate log_tamed, and aggregate is weighted_sum; drop one of them"
+            )
+        return self
 
     @property
     def panel_share(self) -> float:
@@ -64,57 +73,7 @@ class AggregateOptions(Section):
         return 1.0 if self.credit == "panel" else 0.0
 
 
-class GroupedOptions(AggregateOptions):
-    """Settings of aggregates with a choice of the standard deviation."""
-
-    std: Literal["group", "global"] = "group"
-    """Scope of the standard deviation in Eq. 2."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Input of an aggregate: scores with 0 for missing entries, and the valid samples."""
-
-    score_RB: Tensor
-    valid_B: Tensor
-    """False for samples that lack a reward, or whose group is too small."""
-    group_B: Tensor
-    weight_R: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Combined:
-    """Output of an aggregate."""
-
-    score_B: Tensor
-    """One score per sample."""
-    slope_RB: Tensor
-    """Slopes of the unweighted score by each reward, equal within a group."""
-    metrics_R: Mapping[str, Tensor] = field(default_factory=dict)
-    """Metrics of each reward by their names."""
-
-
-@dataclass(frozen=True, slots=True)
-class AggregateSpec:
-    """An aggregate: the value of `advantages.aggregate`."""
-
-    options: type[AggregateOptions]
-    combine: Callable[[Scores, Any], Combined]
-    """Function of all scores and the options."""
-
-
-AGGREGATES: Table[AggregateSpec] = Table(
-    "aggregate",
-    {
-        "log_tamed": "pacorl.core.advantages.log_tamed:LOG_TAMED",
-        "weighted_sum": "pacorl.core.advantages.weighted_sum:WEIGHTED_SUM",
-        "gdpo": "pacorl.core.advantages.gdpo:GDPO",
-    },
-    key="aggregate",
-)
-
-
-def advantages(table: RewardTable, options: AggregateOptions, *, weights: Sequence[float]) -> Advantages:
+def advantages(table: RewardTable, options: AdvantageOptions, *, weights: Sequence[float]) -> Advantages:
     """Aggregate the rewards of each sample and normalise them in their groups.
 
     Args:
@@ -124,25 +83,57 @@ def advantages(table: RewardTable, options: AggregateOptions, *, weights: Sequen
         One advantage per sample, and with panel credit one per panel. A sample with a missing reward is not used, nor
         is a group with fewer than `MIN_VALID` judged samples.
     """
-    spec = AGGREGATES[options.aggregate]
+    import torch  # here, since a config reads this file
+
     valid_B = table.valid_RB.all(0)
     valid_B = valid_B & (group_sum(valid_B.double(), table.group_B) >= MIN_VALID)
+    # fp64 throughout: differences within a group may be below fp32's resolution. A missing score is 0 from here on.
     score_RB = table.score_RB.double().nan_to_num()
-    # fp64 throughout: differences within a group may be below fp32's resolution.
-    scores = Scores(score_RB, valid_B, table.group_B, weight_R=score_RB.new_tensor(weights))
-    combined = spec.combine(scores, options)
-    combined_B = combined.score_B
+    weight_R = score_RB.new_tensor(weights)
+
+    # r̂ = Σ_k w_k·R̄^k (Eq. 2, left), where R̄^k is log(1 + R^k) if it is tamed, and else R^k.
+    threshold = options.threshold if options.aggregate == "log_tamed" else math.inf
+    tamed_R = is_tamed(score_RB[:, valid_B], threshold)
+    combined_B = weight_R @ log_tamed(score_RB).where(tamed_R[:, None], score_RB)
+
     divisor_B = group_divisor(combined_B, valid_B, table.group_B, std=options.std, floor=options.floor)
     value_B = group_centred(combined_B, valid_B, table.group_B) / divisor_B
     value_BP = None
     if options.panel_share and table.part_RBP is not None:
-        value_BP = panel_advantages(table, scores, combined, options, set_divisor_B=divisor_B)
-    stats = _stats(table, valid_B, combined)
+        # The slope of a tamed reward is taken at its group's mean score.
+        mean_RB = torch.stack([group_mean(score_B, valid_B, table.group_B) for score_B in score_RB])
+        slope_RB = (1 / (1 + mean_RB.abs())).where(tamed_R[:, None], 1.0)
+        value_BP = panel_advantages(
+            table,
+            options,
+            combined_B=combined_B,
+            weight_RB=weight_R[:, None] * slope_RB,
+            valid_B=valid_B,
+            set_divisor_B=divisor_B,
+        )
+    stats = _stats(table, valid_B, tamed_R)
     return Advantages(value_B.clamp(-options.clip, options.clip), valid_B, stats, value_BP)
 
 
+def is_tamed(score_RB: Tensor, threshold: float) -> Tensor:
+    """(R,) whether h, a reward's std/|mean| over the epoch's judged samples, exceeds δ (arXiv 2512.04784, Eq. 4)."""
+    return coefficient_of_variation(score_RB) > threshold
+
+
+def log_tamed(score_RB: Tensor) -> Tensor:
+    """log(1 + R) of each reward (arXiv 2512.04784, Eq. 3)."""
+    # The paper's rewards are never negative; the sign keeps the order of negative rewards.
+    return score_RB.sign() * score_RB.abs().log1p()
+
+
 def panel_advantages(
-    table: RewardTable, scores: Scores, combined: Combined, options: AggregateOptions, *, set_divisor_B: Tensor
+    table: RewardTable,
+    options: AdvantageOptions,
+    *,
+    combined_B: Tensor,
+    weight_RB: Tensor,
+    valid_B: Tensor,
+    set_divisor_B: Tensor,
 ) -> Tensor:
     """Compute the advantage of each panel from the parts of the scores that contain it.
 
@@ -153,30 +144,34 @@ def panel_advantages(
     the panel's score is (1 − c)·r̂ + c·r̂_p. It is compared like r̂, and divided by the standard deviation of r̂, whose
     scale all panels share, or by its own if that is larger: sets may be nearly tied while their panels differ.
 
+    Args:
+        combined_B: r̂ of each set.
+        weight_RB: w_k·∂f/∂R^k, equal within a group.
+        valid_B: samples that are used.
+        set_divisor_B: standard deviation of r̂, with its floor.
+
     Returns:
         (B, P) advantages.
     """
     # 1. Score of each panel.
     assert table.part_RBP is not None
-    combined_B = combined.score_B
-    weight_RB = scores.weight_R[:, None] * combined.slope_RB
     part_BP = (weight_RB[:, :, None] * table.part_RBP.nan_to_num()).sum(0)
     score_BP = combined_B[:, None] + options.panel_share * (part_BP - combined_B[:, None])
-    valid_BP = scores.valid_B[:, None] & table.part_RBP.isfinite().all(0)
+    valid_BP = valid_B[:, None] & table.part_RBP.isfinite().all(0)
 
     # 2. Comparison in the group.
-    set_mean_B = group_mean(combined_B, scores.valid_B, table.group_B)
+    set_mean_B = group_mean(combined_B, valid_B, table.group_B)
     value_BP = score_BP.new_empty(score_BP.shape)
-    for panel, (score_B, valid_B) in enumerate(zip(score_BP.T, valid_BP.T, strict=True)):
-        centred_B = group_centred(score_B, valid_B, table.group_B)
+    for panel, (score_B, judged_B) in enumerate(zip(score_BP.T, valid_BP.T, strict=True)):
+        centred_B = group_centred(score_B, judged_B, table.group_B)
         # Around the sets' means: a standard deviation of the epoch contains the groups' differences.
         around_B = set_mean_B + centred_B
-        own_divisor_B = group_divisor(around_B, valid_B, table.group_B, std=options.std, floor=options.floor)
+        own_divisor_B = group_divisor(around_B, judged_B, table.group_B, std=options.std, floor=options.floor)
         value_BP[:, panel] = centred_B / own_divisor_B.maximum(set_divisor_B)
     return value_BP.clamp(-options.clip, options.clip)
 
 
-def _stats(table: RewardTable, valid_B: Tensor, combined: Combined) -> dict[str, float]:
+def _stats(table: RewardTable, valid_B: Tensor, tamed_R: Tensor) -> dict[str, float]:
     # Shares over the whole table, so that they exist even if no sample is used.
     stats = {
         "samples/used": float(valid_B.double().mean()),
@@ -188,15 +183,15 @@ def _stats(table: RewardTable, valid_B: Tensor, combined: Combined) -> dict[str,
     # Of each reward.
     scores = table.score_RB[:, valid_B]
     deviation = partial(group_std, valid_B=valid_B[valid_B], group_B=table.group_B[valid_B])
-    for name, score_B, spread in zip(table.names, scores, coefficient_of_variation(scores), strict=True):
+    spread_R = coefficient_of_variation(scores)
+    for name, score_B, spread, tamed in zip(table.names, scores, spread_R, tamed_R, strict=True):
         stats |= {
             f"reward/{name}/mean": float(score_B.mean()),
             f"reward/{name}/std": float(score_B.std(correction=0)),
             f"reward/{name}/cv": float(spread),
+            f"reward/{name}/tamed": float(tamed),
             f"reward/{name}/zero_std_groups": float((deviation(score_B) < ZERO_STD).double().mean()),
         }
-    for metric, values_R in combined.metrics_R.items():
-        stats |= {f"reward/{name}/{metric}": float(value) for name, value in zip(table.names, values_R, strict=True)}
     return stats
 
 
