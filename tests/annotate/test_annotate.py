@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -199,11 +198,7 @@ def test_contradictions_and_misfits_are_settled_by_one_more(dataset):
             annotation.rank(person, public_key(name), [shown.index(each) for each in order], request=request())
     annotation.skip("ben", public_key(misfit), NONE_FITS, request=request())
     assert annotation.disputed() == [contrary, misfit]
-    listed = {one["id"]: one for one in annotation.summary()["questions"]}
-    assert [*listed] == annotation.disputed()
-    assert listed[contrary]["opinions"][1]["order"] == annotation.state("fay")["task"]["opinions"][1]["order"]
-    assert [(one["name"], one["reason"]) for one in listed[misfit]["opinions"]] == [("ann", ""), ("ben", NONE_FITS)]
-    assert annotation.image_of(ADMIN, public_key(misfit), "0").is_file()
+    assert annotation.summary()["disputed"] == 2
     state = annotation.state("fay")
     assert state["adjudicates"]
     assert [opinion["name"] for opinion in state["task"]["opinions"]] == ["Person 1", "Person 2"]
@@ -218,18 +213,6 @@ def test_contradictions_and_misfits_are_settled_by_one_more(dataset):
     assert f'value="{NONE_FITS}"' in (PAGE / "index.html").read_text()
     annotation.skip("fay", public_key(misfit), NONE_FITS, request=request())
     assert {answer.instance for answer in collect_answers(annotation.folder)} == {opposite, contrary, alike}
-
-
-def test_each_ranking_keeps_the_wording_that_it_was_made_under(annotation):
-    rank_next(annotation, "ann")
-    with pytest.raises(ValueError, match=r"Which is best\?"):  # the judge is asked whether images meet it
-        annotation.start([], question="Which is best?")
-    annotation.start([], question="The same hat.")
-    rank_next(annotation, "ann")
-    again = Annotation(annotation.folder)
-    wordings = {answer.question for answer in again.log.rankings() + again.log.rankings(controls=True)}
-    assert len(wordings) == 2
-    assert "The same hat." in wordings
 
 
 # --- the log -----------------------------------------------------------------------------------------------------
@@ -293,14 +276,9 @@ def test_changed_questions_and_missing_images_are_refused(annotation):
     (annotation.folder / first.reference).unlink()
     with pytest.raises(ValueError, match=first.reference):
         annotation.start([])
-    write_records(path, [replace(first, candidates=("Thumbs.db", *first.candidates))])
-    (annotation.folder / first.reference).write_bytes(b"")
-    (annotation.folder / "Thumbs.db").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"Thumbs\.db is none of \.png"):
-        annotation.start([])
 
 
-@pytest.mark.parametrize("names", [([], []), (["admin"], []), (["a/b"], []), (["ann"], ["ann"]), (["ann", "Ann"], [])])
+@pytest.mark.parametrize("names", [([], []), (["admin"], []), (["a/b"], []), (["ann"], ["ann"])])
 def test_a_start_that_fails_writes_nothing(dataset, names):
     annotation = Annotation(dataset(2, 2))
     with pytest.raises(ValueError):  # noqa: PT011 - each its own
@@ -337,7 +315,6 @@ def test_people_rank_to_the_end_by_the_api(annotation, client):
     assert client.post("/api/skips", json=skip, headers=keys).json()["progress"]["skipped"] == 1
     summary = client.get("/api/admin", headers=key_of(annotation, ADMIN)).json()
     assert summary["people"][0]["ranked"] == total - 1
-    assert "pacorl dataset export" in summary["command"]
 
 
 def test_strangers_see_nothing_and_annotators_administer_nothing(annotation, client):
@@ -356,7 +333,7 @@ def test_strangers_see_nothing_and_annotators_administer_nothing(annotation, cli
             annotation.rank(person, task["instance"], list(range(len(task["candidates"]))), request=request())
     # Two people may share a browser, and the same address has another candidate for each.
     assert client.get(task["reference"], headers=ann).headers["cache-control"] == "no-store"
-    for path in ("/images/none/0", task["reference"].replace("reference", "99")):
+    for path in ("/images/none/0", f"{task['reference']}9"):
         assert client.get(path, headers=ann).status_code == 404
     for path in ("/page/", "/page/admin.html", "/page/page.js", "/page/shared/base.css"):
         assert client.get(path).status_code == 200

@@ -68,14 +68,6 @@ def test_a_person_is_doubted_whose_order_is_two_deviations_or_less_above_chance_
     assert [concord.doubt for concord in counted] == ["may rank backwards", chance, chance, "", "", ""]
 
 
-def test_a_wording_of_ones_own_is_the_judges_question():
-    own = "Which of these belong to the same set as the reference?"
-    worded = ["", own, "Which is prettier?", "Which is prettier?", "A cat."]
-    answers = [replace(answer("x", "abcd", instance=f"i{n}"), question=text) for n, text in enumerate(worded)]
-    texts = {pair.question for pair in label_pairs(answers)[0]}
-    assert texts == {questions.meets_criterion(text) for text in worded[2:]} | {questions.same_theme("A cat.")}
-
-
 def test_both_orders_of_a_pair_are_one_and_a_contradiction_is_a_tie():
     pairs, balance = label_pairs([answer("x", "abcd", reference="r"), answer("x", "rbcd", reference="a")])
     assert (len(pairs), balance["votes"]) == (3, 4)

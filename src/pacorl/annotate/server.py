@@ -1,7 +1,7 @@
 """The step `pacorl dataset annotate FOLDER --annotators ann,ben`: division of the work, and the server of its page.
 
 All that people do is in `answers.jsonl` (`dataset.answer_log`), on the disk before it is acknowledged. Links are signed
-by a secret of the folder, so that nothing about them is stored. Images are named by instance and slot, never by path.
+by a secret of the folder, so that nothing about them is stored. Images are named by instance and number, never by path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from pacorl.core.batches import grouped
 from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
-from pacorl.dataset.folder import OWN_QUESTION, Instance, read_instances
+from pacorl.dataset.folder import Instance, read_instances
 from pacorl.dataset.rules import Concord, agreement_by_person, best_worst, pair_agreement
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import existing, inside, safe_name, sole_holder, text_digest
@@ -36,8 +36,6 @@ PAGE = Path(__file__).parent / "page"
 ADMIN = "admin"
 CONTROL_EVERY = 20
 """Questions per control question."""
-LISTED = 100
-"""Disputed and skipped questions on the administrator's page at most."""
 
 
 # --- division of the work --------------------------------------------------------------------------------------------
@@ -129,7 +127,6 @@ class Annotation:
         *,
         people: int = 2,
         controls: bool = True,
-        question: str = "",
     ) -> None:
         """Divide the work among these people, and write the division if it is another than the last one.
 
@@ -138,21 +135,14 @@ class Annotation:
         Args:
             people: Number of people for each question; everyone, if there are fewer.
             controls: Whether each person gets hidden control questions.
-            question: What the images must have in common, on the page and for the judge; empty for the page's own.
 
         Raises:
-            ValueError: names or the question do not fit, a known instance has changed, or an image is missing.
+            ValueError: names do not fit, a known instance has changed, or an image is missing.
         """
         log = self.log
-        if "?" in question:
-            raise ValueError(
-                f"--question {question!r}: state what the images must have in common, such as 'The same character in "
-                "the same clothes': the judge will be asked whether they meet it"
-            )
         of_command = {*annotators, *adjudicators}
         answered = {person for person, _ in log.answers}
         role_of = {name: role for name, role in log.people.items() if not of_command or name in of_command | answered}
-        spelling_of = {name.casefold(): name for name in role_of}
         names_of_role: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
         for role, names in names_of_role.items():
             for name in names:
@@ -160,8 +150,6 @@ class Annotation:
                 # One role per name: an adjudicator must not decide on their own rankings.
                 if name == ADMIN or role_of.setdefault(name, role) != role:
                     raise ValueError(f"{name!r} has another part already; give the {role} another name")
-                if spelling_of.setdefault(name.casefold(), name) != name:
-                    raise ValueError(f"{name!r} is {spelling_of[name.casefold()]!r} too; give two people two names")
         ranking = sorted(name for name, role in role_of.items() if role == "annotator")
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
@@ -171,19 +159,17 @@ class Annotation:
         if controls:
             questions += foreign_controls(instances)
         assigned = share_out(questions, ranking, people, answered=log.answers)
-        event = start_event(log, questions, assigned, role_of, question=question)
+        event = start_event(log, questions, assigned, role_of)
         # A restart without changes adds no line.
-        if event.instances or (role_of, assigned, question) != (log.people, log.assigned, log.question):
+        if event.instances or (role_of, assigned) != (log.people, log.assigned):
             log.append(event)
 
     def _check_images(self, instances: Sequence[Instance]) -> None:
-        """Raise ValueError for an image that is missing, or that no page shows."""
+        """Raise ValueError for an image that is missing."""
         for instance in instances:
             with blamed_on(f"instances.jsonl: {instance.id}"):
                 for image in (instance.reference, *instance.candidates):
                     existing(self.folder, image)
-                    if Path(image).suffix.lower() not in IMAGE_TYPES:
-                        raise ValueError(f"{image} is none of {', '.join(IMAGE_TYPES)}; take it out")
 
     # --- links -------------------------------------------------------------------------------------------------------
 
@@ -232,25 +218,24 @@ class Annotation:
 
     def instance_of(self, person: str, key: str) -> Instance:
         """Find an instance of a public key that this person may see. Raises RefusedError for any other."""
-        sees_all = person == ADMIN or self.adjudicates(person)
-        for name in self.log.instances if sees_all else self.log.assigned.get(person, ()):
+        for name in self.log.instances if self.adjudicates(person) else self.log.assigned.get(person, ()):
             if public_key(name) == key:
                 return self.log.instances[name]
         raise RefusedError(f"there is no instance {key[:80]!r} for {person}", status=404)
 
     def shown(self, person: str, instance: Instance) -> tuple[int, ...]:
-        """Return the candidates in a person's order; adjudicators and the administrator share one, and its letters."""
+        """Return the candidates in a person's order; adjudicators share one."""
         return shown_order(ADMIN if self.adjudicates(person) else person, instance)
 
-    def image_of(self, person: str, key: str, slot: str) -> Path:
-        """Find an image of a question, `reference` or a candidate's slot. Raises RefusedError if there is none."""
+    def image_of(self, person: str, key: str, number: int) -> Path:
+        """Find an image of a question: the reference (0), or a candidate. Raises RefusedError if there is none."""
         instance = self.instance_of(person, key)
-        images = {"reference": instance.reference}
-        for number, index in enumerate(self.shown(person, instance)):
-            images[str(number)] = instance.candidates[index]
-        if slot not in images:
-            raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
-        return inside(self.folder, images[slot])
+        images = [instance.reference]
+        for index in self.shown(person, instance):
+            images.append(instance.candidates[index])
+        if not 0 <= number < len(images):
+            raise RefusedError(f"there is no image {number}", status=404)
+        return inside(self.folder, images[number])
 
     def state(self, person: str) -> dict[str, Any]:
         """Describe a person's progress and next task."""
@@ -258,8 +243,6 @@ class Annotation:
         return {
             "person": person,
             "adjudicates": self.adjudicates(person),
-            "question": self.log.question or OWN_QUESTION,
-            "custom": bool(self.log.question),
             "progress": self.progress(person),
             "task": self._task(person, self.log.instances[following[0]]) if following else None,
         }
@@ -283,17 +266,17 @@ class Annotation:
             # Stored whole: the judge is trained on the words that the reward asks with.
             "theme": subject_text(instance.theme),
             "criteria": instance.criteria or {},
-            "reference": f"{address}/reference",
-            "candidates": [f"{address}/{slot}" for slot in range(len(shown))],
+            "reference": f"{address}/0",
+            "candidates": [f"{address}/{number}" for number in range(1, len(shown) + 1)],
             "previous": in_slots(undone.order) if undone and undone.order else None,
         }
-        if person == ADMIN or self.adjudicates(person):
+        if self.adjudicates(person):
             task["opinions"] = []
-            answers = [event for event, _ in self.log.answers.values() if event.instance == instance.id]
+            answers = [event for event in self.log.answers.values() if event.instance == instance.id]
             for number, event in enumerate(answers, 1):
                 # Without names: a decision must not depend on whose order it is.
-                name = event.person if person == ADMIN else f"Person {number}"
-                task["opinions"].append({"name": name, "order": in_slots(event.order), "reason": event.reason})
+                opinion = {"name": f"Person {number}", "order": in_slots(event.order), "reason": event.reason}
+                task["opinions"].append(opinion)
         return task
 
     def summary(self) -> dict[str, Any]:
@@ -318,19 +301,10 @@ class Annotation:
                     **self.progress(name),
                 }
             )
-        # The questions that need a look, with everybody's answers.
-        disputed = self.disputed()
-        skipped = [event.instance for event, _ in log.answers.values() if event.kind == "skip"]
-        questions = []
-        for name in [*dict.fromkeys([*disputed, *skipped])][:LISTED]:
-            questions.append({"id": name, "disputed": name in disputed, **self._task(ADMIN, log.instances[name])})
         return {
-            "question": log.question or OWN_QUESTION,
             "people": people,
             "agreement": agreement.document() if agreement else None,
-            "disputed": len(disputed),
-            "questions": questions,
-            "command": next_command(self.folder),
+            "disputed": len(self.disputed()),
         }
 
     # --- changes -----------------------------------------------------------------------------------------------------
@@ -376,10 +350,6 @@ class Annotation:
         self.log.append(event)
 
 
-def next_command(folder: Path) -> str:
-    return f"pacorl dataset export {shlex.quote(str(folder))}"
-
-
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
@@ -418,10 +388,10 @@ def make_app(annotation: Annotation) -> FastAPI:
 
     person = Depends(person_of)
 
-    @app.get("/images/{key}/{slot}")
-    async def image(key: str, slot: str, person: str = person) -> Response:
+    @app.get("/images/{key}/{number}")
+    async def image(key: str, number: int, person: str = person) -> Response:
         # Not cached: the slots are in each person's order, and people may share a browser.
-        path = annotation.image_of(person, key, slot)
+        path = annotation.image_of(person, key, number)
         # Named, since Python's own table lacks WebP, and browsers may not guess.
         return FileResponse(path, media_type=IMAGE_TYPES.get(path.suffix.lower()))
 
@@ -485,6 +455,7 @@ def serve(
         def announce_links() -> None:
             for name in (ADMIN, *annotation.log.people):
                 announce(f"{name}\t{public_url.rstrip('/') or url}/join#{annotation.token(name)}")
-            announce(f"serving {folder} at {url}; when people are done: {next_command(folder)}")
+            following = f"pacorl dataset export {shlex.quote(str(folder))}"
+            announce(f"serving {folder} at {url}; when people are done: {following}")
 
         run(make_app(annotation), listener, announce=announce_links)

@@ -193,7 +193,6 @@ def annotate(
     public_url: str = Option("", help="The address in the links, such as a proxy's https://rank.example.org."),
     people: int = Option(2, min=1, max=LARGEST, help="How many people rank each question."),
     controls: bool = Option(True, help="Ask hidden control questions, made from the data."),
-    question: str = Option("", help="What the images must have in common, on the page and for the judge."),
 ) -> None:
     """Serve the page on which people rank candidates, and print everybody's link."""
     # The page's libraries are an extra, whose absence is a line with the fix.
@@ -205,7 +204,6 @@ def annotate(
         *(split_names(annotators), split_names(adjudicators)),
         people=people,
         controls=controls,
-        question=question,
         host=host,
         port=port,
         public_url=public_url,

@@ -1,7 +1,7 @@
 """The log of the annotation page, `answers.jsonl`: one event a line, appended and flushed, never changed.
 
-{"kind": "start", "people": {"ann": "annotator"}, "instances": […], "assigned": {"ann": ["i1"]}, "question": ""}
-{"kind": "rank", "person": "ann", "instance": "i1", "order": [[2], [0, 1]], "request": "…", "seconds": 4.2, "at": …}
+{"kind": "start", "people": {"ann": "annotator"}, "instances": […], "assigned": {"ann": ["i1"]}}
+{"kind": "rank", "person": "ann", "instance": "i1", "order": [[2], [0, 1]], "request": "…", "at": …}
 {"kind": "skip", "person": "ann", "instance": "i2", "reason": "…", "request": "…", "at": …}
 {"kind": "undo", "person": "ann", "instance": "i1", "request": "…", "at": …}
 
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from pacorl.dataset.folder import OWN_QUESTION, Instance, read_answers, write_records
+from pacorl.dataset.folder import Instance, read_answers, write_records
 from pacorl.io.documents import JsonObject, append_jsonl, read_log, typed
 from pacorl.io.files import PRIVATE
 from pacorl.records.rankings import Ranking
@@ -46,13 +46,11 @@ class Event(BaseModel):
     reason: str = ""
     request: str = ""
     """The browser's own id of the change, which counts once however often it is sent."""
-    seconds: float | None = None
     people: dict[str, Role] = {}
     """Everyone from this start on."""
     instances: list[Any] = []
     """Instances that no earlier start had, controls included."""
     assigned: dict[str, list[str]] = {}
-    question: str = ""
 
 
 class AnswerLog:
@@ -68,9 +66,8 @@ class AnswerLog:
         self.people: dict[str, Role] = {}
         self.instances: dict[str, Instance] = {}
         self.assigned: dict[str, list[str]] = {}
-        self.question = ""
-        self.answers: dict[tuple[str, str], tuple[Event, str]] = {}
-        """(person, instance) → the valid ranking or skip, and the wording of the page; the latest last."""
+        self.answers: dict[tuple[str, str], Event] = {}
+        """(person, instance) → the valid ranking or skip; the latest last."""
         self.undone: dict[str, dict[str, Event]] = defaultdict(dict)
         """Person → instance → answer that was taken back and not given again, the latest last."""
         self.requests: dict[str, Event] = {}
@@ -95,15 +92,13 @@ class AnswerLog:
             self.people = event.people
             self.instances |= {instance.id: instance for instance in typed(event.instances, list[Instance])}
             self.assigned = event.assigned
-            self.question = event.question
         elif event.kind == "undo":
-            answer, _ = self.answers.pop(key)
-            self.undone[event.person][event.instance] = answer
+            self.undone[event.person][event.instance] = self.answers.pop(key)
         else:
             instance = self.instances[event.instance]
             if event.kind == "rank" and sorted(chain(*event.order)) != list(range(len(instance.candidates))):
                 raise ValueError(f"a ranking of {event.instance} is {event.order}")
-            self.answers[key] = (event, self.question or OWN_QUESTION)
+            self.answers[key] = event
             # A repeated answer replaces the one taken back.
             self.undone[event.person].pop(event.instance, None)
         if event.request:
@@ -111,12 +106,12 @@ class AnswerLog:
 
     def of(self, person: str) -> list[Event]:
         """List a person's valid answers, the latest last."""
-        return [event for event, _ in self.answers.values() if event.person == person]
+        return [event for event in self.answers.values() if event.person == person]
 
     def rankings(self, *, controls: bool = False) -> list[Ranking]:
         """List the valid rankings of all people; with `controls`, of control questions only."""
         answers = []
-        for event, question in self.answers.values():
+        for event in self.answers.values():
             instance = self.instances[event.instance]
             if event.kind == "rank" and instance.is_control == controls:
                 answer = Ranking(
@@ -129,14 +124,13 @@ class AnswerLog:
                     instance.category,
                     instance.criteria or {},
                     adjudicated=self.people.get(event.person) == "adjudicator",
-                    question=question,
                 )
                 answers.append(answer)
         return sorted(answers, key=lambda answer: answer.annotator)
 
     def misfits(self, role: Role) -> set[str]:
         """List the instances of which somebody in a role finds that no candidate fits."""
-        skips = [event for event, _ in self.answers.values() if event.reason == NONE_FITS]
+        skips = [event for event in self.answers.values() if event.reason == NONE_FITS]
         return {event.instance for event in skips if self.people[event.person] == role}
 
     def passed(self, event: Event) -> bool:
@@ -149,8 +143,6 @@ def start_event(
     instances: Iterable[Instance],
     assigned: Mapping[str, list[str]],
     people: Mapping[str, Role],
-    *,
-    question: str,
 ) -> Event:
     """Build the event of a start, with the instances missing in the log.
 
@@ -164,7 +156,7 @@ def start_event(
             new.append(asdict(instance))
         elif logged != instance:
             raise ValueError(f"{instance.id} has changed since people ranked it; give it another id")
-    return Event(kind="start", people=dict(people), instances=new, assigned=dict(assigned), question=question)
+    return Event(kind="start", people=dict(people), instances=new, assigned=dict(assigned))
 
 
 def collect_answers(folder: Path) -> list[Ranking]:

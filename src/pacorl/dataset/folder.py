@@ -31,10 +31,6 @@ class PromptRecord(NamedTuple):
     row: JsonObject
 
 
-OWN_QUESTION = "Which of these belong to the same set as the reference?"
-"""The page's own question."""
-
-
 @dataclass(frozen=True, slots=True, config=RECORD)
 class Instance:
     """One question to a person: rank `candidates` by their consistency with `reference`.

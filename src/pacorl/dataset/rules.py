@@ -20,7 +20,7 @@ import numpy as np
 from pacorl.core import questions
 from pacorl.core.batches import components, grouped
 from pacorl.core.ranking import FEWEST, Interval, bootstrap
-from pacorl.dataset.folder import OWN_QUESTION, final_answers
+from pacorl.dataset.folder import final_answers
 from pacorl.io.files import text_digest
 from pacorl.records.rankings import Ranking
 from pacorl.types import Comparison
@@ -118,9 +118,7 @@ def agreement_by_person(answers: Iterable[Ranking]) -> dict[str, Concord]:
 
 
 def question_of(answer: Ranking) -> str:
-    """Return the judge's question: people's own wording, else the theme, else all criteria, else the general one."""
-    if answer.question not in ("", OWN_QUESTION):
-        return questions.meets_criterion(answer.question)
+    """Return the judge's question: the theme, else all criteria, else the general one."""
     if answer.theme:
         return questions.same_theme(answer.theme)
     # In one question: people ranked by all of them, so a label judges no single criterion.

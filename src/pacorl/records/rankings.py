@@ -71,8 +71,6 @@ class Ranking:
     """Whether it is an adjudicator's decision, which replaces the rankings of its instance."""
     own_group: bool = False
     """Whether the ranking's file names its group; a theme shared with other groups is then no tie."""
-    question: str = ""
-    """The page's wording when it was ranked; empty if it was not recorded."""
 
     @property
     def candidates(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ let tied = [];        // by place: whether its image is as good as the one befor
 let filledIn = -1;    // the slot that the page placed by itself, as the last one left; its key does not take it back
 let cards = [];       // a candidate's box, by slot
 let busy = false;
-let worded = null;    // whether the question that was shown is somebody's own
 let awaiting = false; // whether the server is asked again and again for something to do
 let keys = false;     // whether the last input came from the keyboard: only then the focus is led on
 
@@ -99,7 +98,6 @@ function show(state) {
   $("person").textContent = person;
   $("undo").disabled = done === 0;
   task = state.task;
-  $("question").textContent = state.question;
   if (!task) {
     const verb = state.adjudicates ? "decided" : "ranked";
     message(progress.total ? "All done. Thank you!" : "Nothing to rank yet",
@@ -115,7 +113,6 @@ function show(state) {
   showTheme(task.theme);
   showCriteria(task.criteria);
   showReference();
-  showWording(state.custom);
   showOpinions(task.opinions ?? []);
   document.documentElement.style.setProperty("--columns", Math.min(task.candidates.length, 5));
   draw(nextStop());
@@ -137,15 +134,6 @@ function showReference() {
   const image = $("reference").firstElementChild;
   image.onerror = () => { image.alt = "The reference is missing: skip this one"; task.broken = true; draw(); };
   image.src = task.reference;
-}
-
-// The page's own words about consistency would contradict a question of somebody's own.
-function showWording(custom) {
-  $("sameness").hidden = custom;
-  $("most").textContent = custom ? "best" : "most consistent";
-  $("least").textContent = custom ? "worst" : "least consistent";
-  if (custom !== worded) $("criteria").open = !custom && innerWidth > 820;  // on a phone it would push the candidates below the fold
-  worded = custom;
 }
 
 // For an adjudicator: everybody's order, each with a button that takes it over.
@@ -545,4 +533,5 @@ async function start() {
   }
 }
 
+$("criteria").open = innerWidth > 820;  // on a phone it would push the candidates below the fold
 start();
