@@ -23,10 +23,8 @@ from ports import free_port
 from run_folder import finished_run
 from tiny_sets import draw_grid
 
-from pacorl.bench.suite import Line, Table
 from pacorl.gate import check as gate
 from pacorl.report.compare import write_comparison
-from pacorl.report.html import render
 from pacorl.report.page import write_report
 from pacorl.studio.folder import Recipe
 from pacorl.studio.work import Studio
@@ -112,7 +110,7 @@ def removed_in_studio(page: Any) -> None:
 
 
 CASES = [
-    *(Case(name, "files", name) for name in ("report", "compare", "seeds", "check", "benchmark")),
+    *(Case(name, "files", name) for name in ("report", "compare", "seeds", "check")),
     Case("annotate", "annotation", "ann", rank_one),
     Case("annotate-keys", "annotation", "ann", open_dialog("#help")),
     Case("annotate-skip", "annotation", "ann", open_dialog("#skip")),
@@ -134,7 +132,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A run's report, two runs and two settings compared, a check with an odd panel, a table of two rows."""
+    """A run's report, two runs and two settings compared, a check with an odd panel."""
     folder = tmp_path_factory.mktemp("runs")
     runs = [finished_run(folder / name) for name in ("low-1", "low-2", "high-1", "high-2")]
     for run in runs:
@@ -145,16 +143,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "compare": write_comparison(runs[::2])[0],
         "seeds": write_comparison(runs)[0],
     }
-    rows = (Line("A judge", (0.5, 0.75)), Line("A paper’s", (0.5, None), published=True))
-    table = Table("All", ("Character", "Mean"), rows, source="a paper, Tab. 1", notes=("Higher is better.",))
-    about = {"title": "A benchmark", "name": "benchmark", "remarks": ["Five items are missing."]}
-    texts = {
-        "check": gate.check_page(gate.check_set(Asked(by_grey), grey(20, 20, 20, 120), least=0.5), judge="toy"),
-        "benchmark": render("benchmark.html", **about, table=table, measured=5, total=10),
-    }
-    for name, text in texts.items():
-        pages[name] = folder / f"{name}.html"
-        pages[name].write_text(text, encoding="utf-8")
+    checked = gate.check_set(Asked(by_grey), grey(20, 20, 20, 120), least=0.5)
+    pages["check"] = folder / "check.html"
+    pages["check"].write_text(gate.check_page(checked, judge="toy"), encoding="utf-8")
     return {name: page.as_uri() for name, page in pages.items()}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import Benchmark, Row, Table, Texts, paper_table
+from pacorl.bench.suite import INTERVALS, Benchmark, Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.judge.judge import Judge
@@ -37,7 +37,7 @@ class ConsistencyRank(Benchmark[Ranked]):
     """The benchmark over a judge, whose score is P(Yes) about (reference, candidate), in this order."""
 
     name = "consistency-rank"
-    table = Table("ConsistencyRank", tuple(MEASURES.values()), notes=(NOTE,), resampled="folders")
+    table = Table("ConsistencyRank", tuple(MEASURES.values()), (NOTE, INTERVALS.format("folders")))
     paper = paper_table("consistency_rank")
 
     def read(self, source: Path) -> Dataset[Ranked]:

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import NO_PAPER, Benchmark, Row, Table, Texts, macro_means, paper_table
+from pacorl.bench.suite import INTERVALS, NO_PAPER, Benchmark, Row, Table, Texts, macro_means, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.documents import blamed_on, read_records, typed
@@ -42,6 +42,7 @@ NOTE = (
     "resized to its input, overall is √(prompt following · consistency) of an image, and P(Yes) adds up the spellings "
     "of Yes and of No that are single tokens."
 )
+DRAWN = INTERVALS.format("instructions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,7 @@ class EditRewardBench(Benchmark[Choice]):
     table = Table(
         "EditReward-Bench",
         (*TITLES, *(f"{title} (≥)" for title in TITLES)),
-        notes=(NOTE,),
-        resampled="instructions",
+        (NOTE, DRAWN),
     )
     paper = paper_table("edit_reward_bench")
     all_spellings = True
@@ -230,11 +230,11 @@ class VcRewardBench(EditRewardBench):
     table = Table(
         "VCReward-Bench",
         ("Accuracy", "Mean over tasks"),
-        notes=(
+        (
             "Accuracy: share of pairs whose preferred edit scores higher in consistency. No published row is shown: "
             "the paper's figures are not part of pacorl.",
+            DRAWN,
         ),
-        resampled="instructions",
     )
     paper = NO_PAPER
     row = VcRewardRow
@@ -248,11 +248,11 @@ class EditRewardCompass(EditRewardBench):
     table = Table(
         "EditReward-Compass",
         ("Instruction awareness", "Visual consistency"),
-        notes=(
+        (
             "Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, "
             "which two P(Yes) hardly are. There is no question about visual quality.",
+            DRAWN,
         ),
-        resampled="instructions",
     )
     paper = paper_table("edit_reward_compass")
     row = CompassRow

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from pacorl.bench.items import Dataset, ImageCache
-from pacorl.bench.suite import ImageBenchmark, Row, Table, Texts, macro_means, paper_table
+from pacorl.bench.suite import INTERVALS, ImageBenchmark, Row, Table, Texts, macro_means, paper_table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob
 from pacorl.io.documents import JsonObject, object_within, read_records, read_yaml, typed
@@ -106,7 +106,7 @@ class GeditBench(ImageBenchmark[Edit]):
     """Benchmark over the edits of a folder with `fullset/`."""
 
     name = "gedit"
-    table = Table("GEdit-Bench", COLUMNS, notes=(NOTE,), resampled="edits")
+    table = Table("GEdit-Bench", COLUMNS, (NOTE, INTERVALS.format("edits")))
     paper = paper_table("gedit")
     edits = True
 

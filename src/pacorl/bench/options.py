@@ -17,7 +17,6 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
 
     out: Path | None = option(None, "The folder of this run; runs/bench/NAME if left out.")
     limit: int | None = option(None, "At most so many items, evenly spread over the data.", min=1, max=LARGEST)
-    against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
     as_json: bool = option(False, "Print JSON.", "--json")
     aesthetics: bool = option(False, "t2is: measure aesthetics too, by LAION's predictor.")
     model: str = inherited(GeneratorOptions, "model", default="", help="A diffusers folder, a hub name, or tiny.")

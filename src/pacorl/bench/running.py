@@ -4,7 +4,7 @@
     print(outcome.table.markdown)
 
 A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; one
-file per process under torchrun), `table.html` and `summary.json`. The figures are computed from the stored raw
+file per process under torchrun), `table.md` and `summary.json`. The figures are computed from the stored raw
 judgements at the end. Therefore a run can be resumed item by item, no item counts twice, and tables can be made again
 without the judge.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pacorl.bench.options import BenchmarkOptions
 from pacorl.bench.suite import Benchmark, ImageBenchmark, Line, Row, Table
 from pacorl.config.options import UsageError, packed_form
 from pacorl.core.batches import in_batches
-from pacorl.core.ranking import FEWEST, difference
+from pacorl.core.ranking import FEWEST, Interval
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.scores import UNCALIBRATED
 from pacorl.generate.image_queue import Shard
@@ -35,7 +36,6 @@ from pacorl.io.terminal import Progress, silent
 from pacorl.judge import NO_JUDGE, check_judge
 from pacorl.judge.judge import Judge
 from pacorl.records import leaks
-from pacorl.report.html import render
 
 logger = logging.getLogger(__name__)
 OTHER_FOLDER = "name another folder with --out"
@@ -64,39 +64,33 @@ class Outcome:
     """Remarks about the judge."""
 
     @property
-    def complete(self) -> bool:
-        """Whether every item is measured."""
-        return self.measured == self.total
-
-    @property
     def summary(self) -> JsonObject:
-        """Output of `--json`."""
-        return {
+        """The results for programs."""
+        document = {
             "wanted": self.total,
             "measured": self.measured,
-            "complete": self.complete,
-            "missing": dict(self.missing),
-            "trained_on": dict(self.trained_on),
-            "table": as_read_back(self.table.to_dict()),  # JSON has no NaN, the mean of no values
+            "missing": self.missing,
+            "trained_on": self.trained_on,
+            "note": self.note,
+            "table": self.table.to_dict(),
         }
+        # JSON has no NaN, the mean of no values.
+        return dict(as_read_back(document))
 
     @property
-    def remarks(self) -> list[str]:
-        """Limits of the tables, a sentence each."""
+    def text(self) -> str:
+        """The table and its limits, a sentence each."""
+        # Without the number of items, a partial result would pass for one comparable with the published rows.
+        lines = [self.table.markdown, f"Items measured: {self.measured} of {self.total}."]
+        if self.measured < FEWEST:
+            lines.append(f"Fewer than {FEWEST} items are too few for a conclusion.")
         # Each with an example, by which the reader finds the rest.
-        lines = []
-        if not self.complete:
-            lines.append(f"Incomplete: {self.measured} of {self.total} items are measured.")
         for key, why in list(self.missing.items())[:1]:
             lines.append(f"{len(self.missing)} items without a judgement, such as {key} ({why.removesuffix('.')}).")
         for key, text in list(self.trained_on.items())[:1]:
             leaked = f"{len(self.trained_on)} of {self.measured}"
             lines.append(f"Leak: {leaked} items are among the training data, such as {key} ({text}).")
-        # Without the number of items, a partial result would pass for one comparable with the published rows.
-        lines.append(f"Items measured: {self.measured}.")
-        if self.measured < FEWEST:
-            lines.append(f"Fewer than {FEWEST} items are too few for a conclusion.")
-        return lines
+        return "\n\n".join([*lines, self.note])
 
 
 def run_benchmark(
@@ -170,10 +164,6 @@ def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress
     trained_on = _leaked(benchmark)
     # A folder holds results of one setting: other settings would mix in one table.
     settings = benchmark.settings(reward.name) | packed_form(options.memory)
-    if options.against:
-        # Now, since the comparison itself comes after hours of judging.
-        fix = "name a run on the same data with --against"
-        _check_settings(options.against / "settings.json", settings, only=("benchmark", "data"), fix=fix)
     if (out / "settings.json").is_file():
         _check_settings(out / "settings.json", settings, fix=OTHER_FOLDER)
     else:
@@ -189,18 +179,7 @@ def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress
         _measure_missing(benchmark, reward.judge, Journal(out / shard.file), keys, advance)
 
     outcome = _gather(benchmark, trained_on, note=f"{reward.note} {UNCALIBRATED}".strip())
-    remarks = [*outcome.remarks, UNCALIBRATED]
-    # The table as a page and as JSON.
-    page = render(
-        "benchmark.html",
-        title=benchmark.table.title,
-        name=options.subject,
-        remarks=remarks,
-        table=outcome.table,
-        measured=outcome.measured,
-        total=outcome.total,
-    )
-    write_atomic(out / "table.html", page)
+    write_atomic(out / "table.md", outcome.text + "\n")
     write_json(out / "summary.json", outcome.summary)
     return outcome
 
@@ -250,25 +229,9 @@ def read_results(out: Path) -> dict[str, Row]:
     return rows
 
 
-def _compared(benchmark: Benchmark[Any], rows: Sequence[Row], against: Path) -> list[Line]:
-    """Compare with another run on the items that both have measured: its line, and the paired differences."""
-    name = benchmark.options.subject
-    other = read_results(against)
-    shared = [row for row in rows if "error" not in other.get(row["key"], {"error": ""})]
-    if not shared:
-        return [Line(f"{against.name} has measured none of these items", (None,) * len(benchmark.table.columns))]
-    # The same items in one order are resampled alike, so that the differences are paired.
-    before = benchmark.figures([other[row["key"]] for row in shared])
-    after = benchmark.figures(shared)
-    return [
-        Line(f"{against.name}, the same {len(shared)} items", tuple(before)),
-        Line(f"difference: {name} − {against.name}", tuple(map(difference, before, after))),
-    ]
-
-
 def _gather(benchmark: Benchmark[Any], trained_on: Mapping[str, str], *, note: str) -> Outcome:
     """Compute the figures from the rows of all processes; each item counts once."""
-    name, against = benchmark.options.subject, benchmark.options.against
+    name = benchmark.options.subject
     keys = list(benchmark.texts())
     row_of = read_results(benchmark.out)
     rows = [row_of[key] for key in keys if key in row_of]
@@ -278,25 +241,26 @@ def _gather(benchmark: Benchmark[Any], trained_on: Mapping[str, str], *, note: s
     leaked = {row["key"]: trained_on[row["key"]] for row in good if row["key"] in trained_on}
     clean = [row for row in good if row["key"] not in leaked]
 
-    # The tables. The paper has no figures in columns that are ours alone.
     lines = []
     if good:
-        lines.append(Line(name, tuple(benchmark.figures(good))))
+        lines.append(Line(name, benchmark.figures(good)))
         if leaked and clean:
-            lines.append(Line(f"{name}, without its training data", tuple(benchmark.figures(clean))))
-        if against:
-            lines += _compared(benchmark, good, against)
-    # The paper's rows, padded to our columns, unless the data are clearly others in the published form.
-    paper, notes = benchmark.paper, [*benchmark.table.notes]
+            lines.append(Line(f"{name}, without its training data", benchmark.figures(clean)))
+    # The paper's rows, unless the data are clearly others in the published form.
+    paper, table = benchmark.paper, benchmark.table
     if benchmark.total < paper.items / 2:
-        notes.append(
+        note_of_paper = (
             f"The rows of {paper.source} are left out: these {benchmark.total:,} items are not the published "
             f"data, which are {paper.items:,} or more."
         )
     else:
+        note_of_paper = f"† Published in {paper.source}, on its own data; not measured here."
         for paper_name, figures in paper.rows.items():
-            empty = (None,) * (len(benchmark.table.columns) - len(figures))
-            lines.append(Line(paper_name, (*figures, *empty), published=True))
+            cells = [Interval(nan if figure is None else figure) for figure in figures]
+            # The paper has no figures in columns that are ours alone.
+            missing_columns = len(table.columns) - len(cells)
+            lines.append(Line(paper_name, cells + [Interval(nan)] * missing_columns, published=True))
+    notes = [*table.notes, note_of_paper] if paper.rows else table.notes
 
     return Outcome(
         folder=benchmark.out,
@@ -304,6 +268,6 @@ def _gather(benchmark: Benchmark[Any], trained_on: Mapping[str, str], *, note: s
         measured=len(good),
         missing=missing,
         trained_on=leaked,
-        table=replace(benchmark.table, lines=tuple(lines), source=paper.source, notes=notes),
+        table=replace(table, lines=lines, notes=notes),
         note=note,
     )

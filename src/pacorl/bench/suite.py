@@ -1,6 +1,6 @@
 """Benchmarks in general: items with keys, raw results of them, and tables of figures with the paper's rows.
 
-A measured row of a table has intervals; a row copied from the paper is marked, in every form.
+A measured row of a table has intervals; a row copied from the paper is marked.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ Row = dict[str, Any]
 Texts = Mapping[str, Sequence[str]]
 """Item in order → its texts and ids."""
 PUBLISHED = Path(__file__).with_name("published.json")
+INTERVALS = "Intervals are 95 %, bootstrapped over {}; fewer than eight have none."
+"""Note of a table, to be completed by what is drawn."""
 
 
 class PaperTable(NamedTuple):
@@ -66,10 +68,15 @@ class Line:
     """Row of a table."""
 
     name: str
-    cells: tuple[Interval | float | None, ...]
-    """Figures; None if there is none, a bare number if it has no interval."""
+    cells: Sequence[Interval]
+    """Figures; NaN if there is none."""
     published: bool = False
     """Whether it is copied from the paper."""
+
+    @property
+    def texts(self) -> list[str]:
+        """Printed cells, such as `0.449 (0.431 to 0.467)`; – if there is no figure."""
+        return ["–" if isnan(cell.mean) else cell.text() for cell in self.cells]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,51 +85,22 @@ class Table:
 
     title: str
     columns: Sequence[str]
-    lines: tuple[Line, ...] = ()
-    source: str = ""
-    """Citation of the published rows, e.g. `arXiv 2512.04784, Tab. 2`."""
     notes: Sequence[str] = ()
-    resampled: str = ""
-    """Groups that the intervals draw, such as `folders`."""
-
-    @property
-    def footnotes(self) -> list[str]:
-        """Notes, and the meaning of intervals and of the mark of published rows, if there are any."""
-        notes = [*self.notes]
-        # Few items have no intervals.
-        if any(isinstance(cell, Interval) and cell.low is not None for line in self.lines for cell in line.cells):
-            notes.append(f"Intervals are 95 %, bootstrapped over {self.resampled}.")
-        if any(line.published for line in self.lines):
-            notes.append(f"† Published in {self.source}, on its own data; not measured here.")
-        return notes
+    lines: Sequence[Line] = ()
 
     @property
     def markdown(self) -> str:
         """A heading, a GitHub-flavoured table and its notes."""
         return render("benchmark.md", table=self).rstrip()
 
-    def texts(self, line: Line) -> list[str]:
-        """Printed cells of a line."""
-        return [cell_text(cell) for cell in line.cells]
-
     def to_dict(self) -> JsonObject:
         """Table for programs."""
         # Figures under the columns' names, since a list of numbers could be misread.
         rows = []
         for line in self.lines:
-            cells = [cell.document() if isinstance(cell, Interval) else cell for cell in line.cells]
-            source = "published, not measured here" if line.published else "measured"
-            rows.append({"name": line.name, "source": source, "values": dict(zip(self.columns, cells, strict=True))})
-        return {"title": self.title, "rows": rows, "notes": self.footnotes}
-
-
-def cell_text(cell: Interval | float | None) -> str:
-    """`0.449 (0.431 to 0.467)`; – if there is no figure."""
-    if cell is None:
-        return "–"
-    interval = cell if isinstance(cell, Interval) else Interval(cell)
-    # NaN is the mean of no values.
-    return "–" if isnan(interval.mean) else interval.text()
+            values = {name: cell.document() for name, cell in zip(self.columns, line.cells, strict=True)}
+            rows.append({"name": line.name, "published": line.published, "values": values})
+        return {"title": self.title, "rows": rows, "notes": self.notes}
 
 
 # --- benchmarks ------------------------------------------------------------------------------------------------
@@ -136,7 +114,7 @@ class Benchmark(ABC, Generic[Item]):
     Example:
         class PairAccuracy(Benchmark[Pair]):
             name = "pairs"
-            table = Table("Pairs", ("Accuracy",), resampled="prompts")
+            table = Table("Pairs", ("Accuracy",), notes=(INTERVALS.format("prompts"),))
 
             def read(self, source): …                    # the published data
             def texts(self): …                           # of each item

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from pacorl.bench.items import Dataset, ImageCache
 from pacorl.bench.options import GENERATOR
-from pacorl.bench.suite import ImageBenchmark, Row, Table, Texts, paper_table
+from pacorl.bench.suite import INTERVALS, ImageBenchmark, Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.batches import grouped
 from pacorl.core.devices import available_device
@@ -117,7 +117,7 @@ class T2isBench(ImageBenchmark[Case]):
     """The benchmark over the images of a folder, `{case}_{number:04d}.png`."""
 
     name = "t2is"
-    table = Table("T2IS-Bench", COLUMNS, notes=(NOTE,), resampled="cases")
+    table = Table("T2IS-Bench", COLUMNS, (NOTE, INTERVALS.format("cases")))
     paper = paper_table("t2is")
     takes = (*GENERATOR, "aesthetics")
     batch = 1

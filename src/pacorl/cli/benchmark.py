@@ -25,10 +25,10 @@ def benchmark(
     use_cores()
     outcome = run_benchmark(name, data, options, progress=progress)
     if options.as_json:
-        print_json(outcome.summary | {"note": outcome.note})
+        print_json(outcome.summary)
     else:
-        echo("\n\n".join([outcome.table.markdown, *outcome.remarks]))
-    echo_errors(outcome.note, f"table: {outcome.folder / 'table.html'}")
+        echo(outcome.text)
+    echo_errors(f"table: {outcome.folder / 'table.md'}")
     # A script must not mistake a table with gaps for a finished table.
     # Under torchrun the exit of one process stops the others: the last one has a row of every item.
     if outcome.missing and outcome.measured + len(outcome.missing) == outcome.total:

@@ -1,6 +1,6 @@
 """HTML of every page: templates of this package, with the stylesheet and the script inside.
 
-Judge, generation and benchmarks write pages too, so this file and `figures` import no report.
+Judge and generation write pages too, so this file and `figures` import no report.
 """
 
 from __future__ import annotations
