@@ -15,15 +15,13 @@ from PIL import Image
 
 from pacorl.core.grid import split
 from pacorl.gate.check import Check, Control, ControlError, check_set
-from pacorl.generate.repair import Redraw, panel_prompt, repair_page, repair_set
+from pacorl.generate.repair import Redraw, repair_page, repair_set
 from pacorl.io.images import open_image, png_texts
-from pacorl.models.policies import POLICIES
 from pacorl.types import Grid
 
 GATE = partial(check_set, Asked(by_grey), least=0.5)
 """Compares greys: a difference of 50 is P(Yes) 0.5."""
 HERO = [("hero", grey(20))]
-THEME, TEXT = "a red hero with a crown in town", "waving, flag"
 
 
 def redraws(*shades: int) -> tuple[Redraw, list[int]]:
@@ -105,18 +103,3 @@ def test_every_try_is_kept_and_the_page_has_the_seeds_of_new_panels(tmp_path: Pa
     panels = [tmp_path / f"page-panel-{number}.png" for number in range(1, 5)]
     assert shades_of([Image.open(file) for file in panels]) == [20, 20, 20, 21]
     assert [png_texts(file)["panel"] for file in panels] == ["original 1", "original 2", "original 3", "panel 3"]
-
-
-def test_a_panel_is_redrawn_from_text_references_or_by_an_edit() -> None:
-    references = [Path(f"{number}.png") for number in range(9)]
-    text_only = panel_prompt("lab/flux", "She waves", theme="A dentist.", kind="flux", references=references)
-    assert (text_only.text, text_only.references, text_only.sources) == ("A dentist. She waves", (), ())
-    with_references = panel_prompt(
-        "lab/klein", "A dentist waves", theme="A dentist", kind="klein", references=references
-    )
-    limit = POLICIES["klein"].policy.max_references
-    assert (with_references.text, with_references.references) == ("A dentist waves", tuple(references[:limit]))
-    edit = panel_prompt("lab/kontext", "She waves", kind="kontext", references=references)
-    assert (edit.sources, edit.references) == ((references[0],), ())
-    with pytest.raises(ValueError, match="lab/kontext edits images; give a character"):
-        panel_prompt("lab/kontext", "She waves", kind="kontext")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,19 +41,34 @@ def prompt(tmp_path: Path) -> Prompt:
 
 
 def test_a_panel_s_prompt_has_the_theme_its_text_and_its_characters_references(prompt: Prompt) -> None:
-    first, second, third = panel_prompts(prompt, "klein", 4)
+    first, second, third = panel_prompts(prompt, "klein", kind="klein")
     assert [panel.text for panel in (first, second, third)] == [f"A day. {text}" for text in PANELS]
     names = [[path.stem for path in panel.references] for panel in (first, second, third)]
     assert names == [["0", "1"], ["0", "2", "1"], []]
     assert {(panel.grid, panel.size) for panel in (first, second, third)} == {(Grid(1, 1), Size(64, 50))}
-    assert [len(panel.references) for panel in panel_prompts(prompt, "klein", 2)] == [2, 2, 0]
+
+
+def test_a_panel_is_drawn_from_text_references_or_by_an_edit(prompt: Prompt) -> None:
+    alone = replace(prompt, theme="Ann", grid=Grid(1, 1), panels=("Ann waves.",))
+    (text_only,) = panel_prompts(alone, "lab/flux", kind="flux")
+    assert (text_only.text, text_only.references, text_only.sources) == ("Ann waves.", (), ())
+    (edit,) = panel_prompts(alone, "lab/edit", kind="qwen_edit")
+    assert (edit.sources, edit.references) == (alone.characters[0].images[:1], ())
+    both = replace(alone, panels=("Ann and Bob jump.",))
+    with pytest.raises(ValueError, match="shows 2 characters with images, and lab/edit takes 1"):
+        panel_prompts(both, "lab/edit", kind="qwen_edit")
+    with pytest.raises(ValueError, match="lab/edit edits images"):
+        panel_prompts(replace(alone, characters=(), references=()), "lab/edit", kind="qwen_edit")
+    with pytest.raises(ValueError, match="1 panels have 0 texts"):
+        panel_prompts(replace(alone, panels=()), "lab/flux", kind="flux")
 
 
 @pytest.mark.slow
 def test_each_panel_is_the_image_that_its_prompt_makes_alone(generator: Generator, prompt: Prompt) -> None:
     (made,) = generate_sets(generator, prompt, seed=7, separate=True, size=SIZE, steps=1)
     assert made.image.size == (3 * 48, 32)
-    for position, (panel, own) in enumerate(zip(made.panels, panel_prompts(prompt, "klein", 4), strict=True)):
+    own_prompts = panel_prompts(prompt, "klein", kind="klein")
+    for position, (panel, own) in enumerate(zip(made.panels, own_prompts, strict=True)):
         (alone,) = generator.sample(own, seeds=7 * 3 + position, size=SIZE, steps=1)
         assert panel.tobytes() == alone.tobytes()
     assert (made.prompt, made.recipe["size"], made.recipe["separate"]) == (prompt, str(SIZE), True)

@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 
 from pacorl.cli.gate import CheckOptions, Gate
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, print_plan
-from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, panels_again, read_page
+from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, read_page
 from pacorl.cli.shared import JSON, echo, echo_errors, print_json, progress
 from pacorl.config.options import UsageError, option
 from pacorl.types import TINY, Size
@@ -348,13 +348,11 @@ def _check_request(
     if request.page and gate:
         gate.least(len(request.page.prompts))
         return source or default_judge([[request.page.path, *gate.references]])
-    limit = generator.spec_of(request.prompts).policy.max_references
     for prompt in request.prompts:
         if gate:
             gate.least(prompt.grid.count)
-            panels_again(prompt, generator)
-        if separate and prompt.grid.count > 1:
-            panel_prompts(prompt, generator.model, limit)
+        if gate or (separate and prompt.grid.count > 1):
+            panel_prompts(prompt, generator.model, kind=generator.kind)
     if not source and (choice.best_of > 1 or choice.least is not None or choice.calibration):
         if generator.model != TINY:
             raise UsageError(NO_JUDGE)

@@ -56,6 +56,7 @@ def read_page(
     """
     from pacorl.core.grid import parse_layout
     from pacorl.gate.panels import layout_of, open_panels
+    from pacorl.generate.separate import panel_prompts
     from pacorl.io.images import recipe_of
     from pacorl.types import Prompt
 
@@ -75,26 +76,8 @@ def read_page(
         panels=tuple(texts) or tuple(filter(None, panels.texts)),
         characters=tuple(characters),
     )
-    prompts = panels_again(prompt, generator)
+    prompts = panel_prompts(prompt, generator.model, kind=generator.kind)
     return FinishedPage(path, panels._replace(texts=prompt.panels), prompts, recipe)
-
-
-def panels_again(prompt: Prompt, options: AdaptedGenerator) -> list[Prompt]:
-    """Compose the prompt of each panel of a set, by which it is drawn again.
-
-    Raises:
-        ValueError: There is no text for a panel, or the generator does not take it.
-    """
-    from pacorl.generate.repair import panel_prompt
-    from pacorl.records.characters import characters_of
-
-    if len(prompt.panels) != prompt.grid.count:
-        raise ValueError(f"{prompt.grid.count} panels have {len(prompt.panels)} texts; give --panel for every panel")
-    again = []
-    for text, cast in zip(prompt.panels, characters_of(prompt), strict=True):
-        references = [path for character in cast for path in character.images]
-        again.append(panel_prompt(options.model, text, theme=prompt.theme, kind=options.kind, references=references))
-    return again
 
 
 @dataclass(frozen=True, slots=True)

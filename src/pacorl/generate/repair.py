@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,7 @@ from pacorl.generate.generated_images import recipe_texts
 from pacorl.generate.sets import generate_sets
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.models.policies import POLICIES, kind_of
-from pacorl.records.compose import check_for
-from pacorl.tiny.words import EDITS, tiny_edit, tiny_panel, tiny_scene
-from pacorl.types import TINY, Prompt
+from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -227,40 +224,11 @@ def repair_page(
 # --- redrawing ---------------------------------------------------------------------------------------------------
 
 
-def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", references: Sequence[Path] = ()) -> Prompt:
-    """Compose the prompt of one panel, with as many reference images as the generator takes.
-
-    An editor edits the reference images by the text; the tiny one also draws from them. The tiny generator, which makes
-    sets only, draws the panel in every cell.
-
-    Args:
-        theme: Text shared by all panels, put in front unless the panel's text contains it.
-        kind: Kind of the generator; by default the checkpoint's.
-
-    Raises:
-        ValueError: if an editor has no reference image, or a tiny model does not know the text.
-    """
-    spec = POLICIES.named(kind or kind_of(model))
-    if spec.sets and model == TINY:
-        return tiny_panel(theme, text)
-
-    whole = text if model == TINY or theme in text else f"{theme.rstrip('.')}. {text}"
-    prompt = Prompt(0, whole, theme=theme, panels=(text,))
-    draws_references = spec.sets
-    if model == TINY and references and tiny_edit(text) not in EDITS:
-        prompt = replace(prompt, text=tiny_scene(text))
-        draws_references = True
-    if draws_references:
-        return replace(prompt, references=tuple(references[: spec.policy.max_references]))
-    if not references:
-        raise ValueError(f"{model} edits images; give a character with --character, whose images it edits")
-    return check_for(model, replace(prompt, sources=tuple(references[: spec.policy.max_sources])))
-
-
 def redraw_by(generator: Generator, prompts: Sequence[Prompt], *, seed: int = 0, **options: Any) -> Redraw:
     """Redraw panels with a generator.
 
     Args:
+        prompts: The prompt of each panel (`separate.panel_prompts`).
         seed: The number of the try is added to it.
         options: Further arguments of `generate_sets`, such as `size` and `steps`.
     """

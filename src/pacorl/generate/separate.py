@@ -1,4 +1,4 @@
-"""Sets of separate images: each panel is generated at full size, with the references of its own characters.
+"""Panels of a set as images of their own: generated at full size, with the references of their characters.
 
 The images of a set are joined to its grid image, which `core.grid.split` cuts into the same pixels. So judges, rewards,
 benchmarks, pages and files need no second form.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.batches import in_batches
 from pacorl.core.grid import join
 from pacorl.io.terminal import excerpt
+from pacorl.models.policies import POLICIES, kind_of
+from pacorl.models.policies.policy import check_images
 from pacorl.records.characters import characters_of, in_turn
-from pacorl.tiny.words import tiny_scene
+from pacorl.tiny.words import tiny_panel, tiny_scene
 from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
@@ -35,9 +38,14 @@ def sample_separately(generator: Generator, prompt: Prompt, seeds: Sequence[int]
         options: Of `Generator.sample`; `size` is that of a panel.
 
     Raises:
-        ValueError: if the prompt has no texts of panels, or the generator takes fewer references.
+        ValueError: if the generator draws whole sets alone, or for the prompt (`panel_prompts`).
     """
-    panels = panel_prompts(prompt, generator.model, generator.policy.max_references)
+    panels = panel_prompts(prompt, generator.model, kind=generator.kind)
+    if panels[0].grid.count > 1:
+        raise ValueError(
+            "the tiny generator draws whole sets; leave out separate, or take the kind kontext, which draws a "
+            "character from its images"
+        )
     of_panels = [*chain.from_iterable(panel_seeds(seed, len(panels)) for seed in seeds)]
     images = generator.sample(panels * len(seeds), of_panels, **options)
     return [join(of_set, prompt.grid) for of_set in in_batches(images, len(panels))]
@@ -48,55 +56,58 @@ def panel_seeds(seed: int, count: int) -> list[int]:
     return [(seed * count + position) % SEEDS for position in range(count)]
 
 
-def panel_prompts(prompt: Prompt, model: str, max_references: int) -> list[Prompt]:
-    """Compose the prompt of each panel: the set's theme and the panel's text, with the references of its characters.
+def panel_prompts(prompt: Prompt, model: str, *, kind: str = "") -> list[Prompt]:
+    """Compose the prompt of each panel of a set: the set's theme and the panel's text, with images of its characters.
+
+    The images are references, or what an editor without references edits. The tiny generator, which makes sets only,
+    draws the panel in every cell.
 
     Args:
-        max_references: Maximum number of reference images that the generator takes.
-
-    Returns:
-        One prompt per panel; a single image's own.
+        kind: Kind of the generator; by default the checkpoint's.
 
     Raises:
-        ValueError: if there is not one text per panel, or the references leave no room.
+        ValueError: There is not one text per panel, the generator takes fewer images, an editor has none, or a tiny
+            model does not know a word.
     """
-    if prompt.grid.count == 1 and not prompt.panels:
-        return [prompt]
     if len(prompt.panels) != prompt.grid.count:
         raise ValueError(
-            f"separate panels need a text each, and {prompt.place} has {len(prompt.panels)} for a {prompt.grid} "
-            "grid; describe every panel"
+            f"{prompt.place}: {prompt.grid.count} panels have {len(prompt.panels)} texts; describe every panel, as by "
+            "--panel"
         )
-    if model == TINY and not max_references:
-        raise ValueError(
-            "the tiny generator draws whole sets; leave out separate, or take the kind kontext, which draws a "
-            "character from its images"
-        )
+    spec = POLICIES.named(kind or kind_of(model))
+    if model == TINY and spec.sets:
+        return [tiny_panel(prompt.theme, text) for text in prompt.panels]
+
     # A panel's share of the set's size.
     size = prompt.size and Size(prompt.size.height // prompt.grid.rows, prompt.size.width // prompt.grid.cols)
     characters = characters_of(prompt)
     composed = []
     for text, shown in zip(prompt.panels, characters, strict=True):
         # The images of its own characters, or the set's references if no character has images.
-        references = prompt.references
-        if references and any(characters):
-            references = in_turn(shown)
-        # The cut below must leave each character at least one image.
-        if max_references < min(len(references), len(shown)):
+        images = in_turn(shown) if any(characters) else prompt.references
+        references = images[: spec.policy.max_references]
+        sources: tuple[Path, ...] = ()
+        if not (spec.sets or spec.policy.max_references):
+            sources = images[: spec.policy.max_sources]
+        # The cut must leave each character at least one image.
+        taken = len(references) + len(sources)
+        if 0 < taken < len(shown):
             raise ValueError(
-                f"panel {excerpt(text)} shows {len(shown)} characters with images, and {model} takes {max_references}; "
-                "name fewer"
+                f"panel {excerpt(text)} shows {len(shown)} characters with images, and {model} takes {taken}; name "
+                "fewer"
             )
         # Not the set's own text, which asks for a grid.
-        whole = f"{prompt.theme.rstrip('.')}. {text}" if prompt.theme else text
-        composed.append(
-            Prompt(
-                id=prompt.id,
-                text=tiny_scene(text) if model == TINY else whole,
-                theme=prompt.theme,
-                characters=tuple(shown),
-                references=references[:max_references],
-                size=size,
-            )
+        whole = text if prompt.theme in text else f"{prompt.theme.rstrip('.')}. {text}"
+        panel = Prompt(
+            id=prompt.id,
+            text=tiny_scene(text) if model == TINY else whole,
+            theme=prompt.theme,
+            panels=(text,),
+            sources=sources,
+            characters=tuple(shown),
+            references=references,
+            size=size,
         )
+        check_images(spec.policy, panel, model)
+        composed.append(panel)
     return composed

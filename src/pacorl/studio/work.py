@@ -335,6 +335,17 @@ class Studio:
         name = self.known(recipe)
         return (self.folder.character(name),) if name and self.folder.pictures(name) else ()
 
+    def set_of(self, recipe: Recipe) -> Prompt:
+        """Return the prompt of a page."""
+        return Prompt(
+            0,
+            recipe.prompt,
+            theme=recipe.theme,
+            grid=recipe.grid,
+            panels=tuple(recipe.panels),
+            characters=self.cast(recipe),
+        )
+
     def restore(self, recipe: Recipe) -> None:
         """Fill the form in from a recipe, which draws the same picture first; say so if it cannot today."""
         self.keep(seed=recipe.seed, character=self.known(recipe))
@@ -381,27 +392,21 @@ class Studio:
 
     def redraw(self, drawing: Drawing, panel: int) -> None:
         """Draw one panel again some times, and rank these pages with the page before, so that none is worse."""
+        from pacorl.generate.separate import panel_prompts
         from pacorl.generate.sets import judge_sets
 
         recipe = drawing.recipe
         generator, reward = self._models(recipe.character)
         seed = new_seed()
-        draw = self._redrawing(generator, recipe, drawing.panels[panel], seed=seed)
+        prompts = panel_prompts(self.set_of(recipe), self.names.model)
+        draw = self._redrawing(generator, prompts, drawing.panels[panel], seed=seed)
         self.enter(f"Drawing panel {panel + 1} again")
         images = [drawing.with_panel(panel, draw(panel, number)[0]) for number in range(DRAWINGS)]
         images.append(open_image(drawing.path))
         # Whole pages are judged: a panel is consistent only with its neighbours.
         self.enter("Comparing")
-        prompt = Prompt(
-            0,
-            recipe.prompt,
-            theme=recipe.theme,
-            grid=recipe.grid,
-            panels=tuple(recipe.panels),
-            characters=self.cast(recipe),
-        )
         with generator.judging():
-            judged = judge_sets(reward.judge, prompt, images)
+            judged = judge_sets(reward.judge, self.set_of(recipe), images)
         # Tied pages are shown as equal, whatever their order.
         pages = []
         for group in tied_groups([each.score for each in judged]):
@@ -471,6 +476,7 @@ class Studio:
         """
         from pacorl.gate.check import ControlError, check_set
         from pacorl.generate.repair import repair_set
+        from pacorl.generate.separate import panel_prompts
 
         recipe, panels = drawing.recipe, drawing.panels
         if self.names.judge == TINY and recipe.model != TINY:
@@ -495,11 +501,12 @@ class Studio:
                     check = check.with_lower(checked(images, theme=character.text, characters=[first]))
             return check
 
-        redraw = self._redrawing(generator, recipe, panels[0], seed=recipe.seed + 1)
         # Without a text no panel can be drawn again, and an editor draws none from a text alone.
-        tries = TRIES if recipe.panels and self.spec().sets else 0
+        can_redraw = bool(recipe.panels) and self.spec().sets
+        prompts = panel_prompts(self.set_of(recipe), self.names.model) if can_redraw else []
+        redraw = self._redrawing(generator, prompts, panels[0], seed=recipe.seed + 1)
         try:
-            repair = repair_set(panels, gate=gate, redraw=redraw, tries=tries)
+            repair = repair_set(panels, gate=gate, redraw=redraw, tries=TRIES if can_redraw else 0)
         except ControlError as error:
             raise ValueError(NO_VERDICT) from error
         # The verdict stays with the page that was checked, also if nothing was repaired.
@@ -525,13 +532,10 @@ class Studio:
         if repair.tries:
             self._open_drawn(pages)
 
-    def _redrawing(self, generator: Generator, recipe: Recipe, panel: Image, *, seed: int) -> Redraw:
-        """Return the function that redraws a panel of a page from its text, in the size of `panel`."""
-        from pacorl.generate.repair import panel_prompt, redraw_by
+    def _redrawing(self, generator: Generator, prompts: Sequence[Prompt], panel: Image, *, seed: int) -> Redraw:
+        """Return the function that redraws a panel of a page by its prompt, in the size of `panel`."""
+        from pacorl.generate.repair import redraw_by
 
-        images = [path for character in self.cast(recipe) for path in character.images]
-        model, theme = self.names.model, recipe.theme
-        prompts = [panel_prompt(model, text, theme=theme, references=images) for text in recipe.panels]
         # The practice model has a size of its own.
         size = None
         if self.names.model != TINY:
