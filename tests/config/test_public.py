@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pacorl.config.public import MASK, find_secret, public
+from pacorl.config.public import MASK, public
 from pacorl.io.documents import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,6 @@ HARMLESS = {
 @pytest.mark.parametrize("key", FORMS)
 def test_a_key_is_found_by_its_form(key: str) -> None:
     text = f'{{"a": "before {key} after"}}\n'
-    assert find_secret(text)
     assert public({"args": {"x": [text]}}) == {"args": {"x": [MASK]}}
 
 

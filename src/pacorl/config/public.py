@@ -38,11 +38,6 @@ def public(value: Any, *, name: str = "") -> Any:
         return {key: public(item, name=str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [public(item, name=name) for item in value]
-    if isinstance(value, str) and find_secret(value):
+    if isinstance(value, str) and SECRETS.search(value):
         return MASK
     return value
-
-
-def find_secret(text: str) -> re.Match[str] | None:
-    """Find the first part of a text in the form of a key or password."""
-    return SECRETS.search(text)

@@ -66,7 +66,7 @@ class HeldOut:
 
         Returns:
             Counts and digest of the pairs, `before`, `after` and their paired `difference` by metric with intervals,
-            `verdict`, the measured in words, and whether the answers may be chance.
+            and `verdict`, the measured in words.
         """
         before, after = (self._intervals(side) for side in SIDES)
         changes = {name: difference(before[name], after[name]) for name in after if before}
@@ -82,11 +82,9 @@ class HeldOut:
         if pairs < FEWEST or groups < FEWEST_FOR_INTERVAL:
             verdict.append(f"Fewer than {FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts are too few for a conclusion.")
         auc = after.get("auc")
-        at_chance = auc is not None and (auc.mean if auc.low is None else auc.low) <= CHANCE
-        if auc and at_chance:
+        if auc and (auc.mean if auc.low is None else auc.low) <= CHANCE:
             verdict.append(f"AUC {auc.text()} may be chance, which has 0.5; train on more pairs, or on clearer ones.")
         return {
-            "at_chance": at_chance,
             "held_out_pairs": pairs,
             "held_out_digest": self.digest,
             BEFORE: _plain(before),

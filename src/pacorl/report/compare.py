@@ -8,28 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
 from pacorl.core.metric_names import MONITOR
 from pacorl.core.ranking import Interval
-from pacorl.io.files import check_made, text_digest, write_atomic
-from pacorl.report.figures import MINUS, change, label
-from pacorl.report.folder import RunFolder, Sample, number, read_run
+from pacorl.io.files import check_made, write_atomic
+from pacorl.report.figures import MINUS, label
+from pacorl.report.folder import RunFolder, Sample, numbers, read_run
 from pacorl.report.html import render
 from pacorl.report.page import Set, by_change, gallery, match
-from pacorl.report.results import (
-    PLACES,
-    Result,
-    change_text,
-    compared,
-    interval_note,
-    pair_up,
-    paired,
-    summarised,
-)
+from pacorl.report.results import PLACES, Result, change_text, compared, interval_note, pair_up, paired, summarised
 
 NOT_COMPARED = {"out", "seed"}
 MEASURES = re.compile(
@@ -38,14 +28,6 @@ MEASURES = re.compile(
 """Keys that decide what an evaluation measures."""
 OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
 """Ending of the prompts that `PolicyTrainer` writes into a run's folder: eight digits of their digest."""
-
-LONGEST_NAME = 100
-"""Characters of the names of runs in a page's name."""
-RECENT = 3
-"""Epochs that the judge's agreement is averaged over."""
-
-NO_PAIRS_NOTE = "Both judges were measured on evaluation pairs. A difference of two judges has no interval."
-"""Explains the table of two judges' runs, which keep no answer of a single pair."""
 
 Runs = tuple[RunFolder, RunFolder]
 """Runs of one seed, a run of each setting."""
@@ -57,34 +39,31 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     Returns the page's path, and a line for each measure.
 
     Raises:
-        ValueError: a folder is no run's, a file in it cannot be understood, the runs are of several kinds, the configs
-            do not form two settings, or a seed has a run of one setting alone.
+        ValueError: a folder is no run's, a file in it cannot be understood, the configs do not form two settings, or a
+            seed has a run of one setting alone.
     """
     runs = [read_run(folder) for folder in folders]
-    kinds = dict.fromkeys(filter(None, (run.command for run in runs)))
-    if len(kinds) > 1:
-        raise ValueError(f"the runs are of {' and '.join(kinds)}, and share no measure; name runs of one command")
     # Two runs are compared as they are. More runs form two settings, paired by seed.
     pairs = {"": (runs[0], runs[1])} if len(runs) == 2 else pairs_of(runs)
     first, second = next(iter(pairs.values()))
-    names = side_names(first, second, by_seed=len(runs) > 2)
+    by_seed = len(pairs) > 1
+    names = side_names(first, second, by_seed=by_seed)
     rows = rows_of_pairs(pairs)
+    lines = [_line(row, names) for row in rows] or ["The runs share no measure; compare their prompts.evaluation."]
     # Once each, since the seeds of a setting are evaluated alike.
-    unlike = list(dict.fromkeys(chain.from_iterable(unequal(*pair) for pair in pairs.values())))
-    lines = [_line(row, names) for row in rows]
-    unit = "training seeds" if len(pairs) > 1 else "prompts and seeds of noise"
-    is_judge = "held_out_pairs" in first.summary
+    unlike = list(dict.fromkeys(filter(None, (unequal(*pair) for pair in pairs.values()))))
 
     # The gallery: the images of all seeds, by their change.
-    matched: list[Set] = []
+    sets: list[Set] = []
     unmatched = 0
-    for seed, pair in pairs.items():
+    for pair in pairs.values():
         of_seed, alone = match(*map(newest, pair))
-        matched += [replace(row, training_seed=seed) for row in of_seed]
+        sets += of_seed
         unmatched += alone
     left_out = []
     if unmatched:
         left_out.append(f"Left out, for want of the same prompt in the other run: {unmatched} of the images.")
+
     page = render(
         "compare.html",
         title=f"{names[0]} and {names[1]}",
@@ -92,14 +71,14 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         names=names,
         runs=list(chain(*pairs.values())),
         lines=[*(unlike or lines[:1]), *left_out],
-        note=NO_PAIRS_NOTE if is_judge and len(pairs) == 1 else interval_note(unit),
+        note=interval_note("training seeds" if by_seed else "prompts and seeds of noise"),
         results=rows,
-        seeds=list(pairs) if len(pairs) > 1 else [],
+        seeds=list(pairs) if by_seed else [],
         bold=not unlike,
         differences=differing_keys(first, second),
-        **gallery(by_change(matched), names=names),
+        **gallery(by_change(sets), names=names),
     )
-    path = second.path.resolve().parent / page_name(list(chain(*zip(*pairs.values(), strict=True))))
+    path = second.path.resolve().parent / page_name(names)
     # Replace only an earlier comparison.
     check_made(path)
     write_atomic(path, page)
@@ -152,15 +131,9 @@ def side_names(first: RunFolder, second: RunFolder, *, by_seed: bool) -> tuple[s
     return before, after
 
 
-def page_name(runs: Sequence[RunFolder]) -> str:
-    """Name a comparison's page by all of its runs, so that it replaces none of others."""
-    names = [run.path.resolve().name for run in runs]
-    if len({*names}) < len(names):
-        names = [str(run.path) for run in runs]
-    listed = re.sub(r"[^\w.-]+", "-", "-".join(names))
-    if len(listed) > LONGEST_NAME:
-        listed = f"{listed[:LONGEST_NAME]}-{text_digest(listed)[:8]}"
-    return f"compare-{listed}.html"
+def page_name(names: tuple[str, str]) -> str:
+    """Name a comparison's page by its sides."""
+    return re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}") + ".html"
 
 
 def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, str]]:
@@ -191,7 +164,7 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
         for result in of_seeds.values():
             sides.append([side.mean for side in (result.before, result.after) if side])
         firsts, lasts = zip(*sides, strict=True)
-        # Rounded as they are shown: a smaller difference is a tie.
+        # Rounded as they are shown: a smaller difference is no rise.
         differences = [round(last - first, PLACES) for first, last in sides]
         by_seed = dict(zip(of_seeds, differences, strict=True))
         change_of = paired(list(of_seeds), firsts, lasts)
@@ -222,44 +195,37 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
 
 
 def agreement(run: RunFolder) -> dict[str, Interval | None]:
-    """Read κ and the agreement across sets: an oracle's of the newest evaluation, the judge's of the last epochs."""
+    """Read κ and the agreement across sets: an oracle's of the newest evaluation, the judge's of the last epoch."""
     measures: dict[str, Interval | None] = {}
-    for prefix, lines in (("", run.evaluations[-1:]), (MONITOR, run.epochs[-RECENT:])):
-        for name in (f"{prefix}kappa", f"{prefix}across"):
-            values = [value for line in lines if (value := number(line.get(name))) is not None]
-            if values:
-                measures[name] = Interval(fmean(values))
+    for line in (*run.evaluations[-1:], *run.epochs[-1:]):
+        for name, value in numbers(line).items():
+            if name.removeprefix(MONITOR) in ("kappa", "across"):
+                measures[name] = Interval(value)
     return measures
 
 
-def unequal(first: RunFolder, second: RunFolder) -> list[str]:
-    """State why two runs cannot be compared: settings, images or epochs of evaluations, or held-out pairs differ."""
-    lines = []
+def unequal(first: RunFolder, second: RunFolder) -> str:
+    """State by what two runs cannot be compared: settings, epochs of evaluations, held-out pairs; empty if they can."""
     differing = [row for row in differing_keys(first, second) if MEASURES.match(row[0])]
-    seeds = first.settings.get("seed", ""), second.settings.get("seed", "")
-    if seeds[0] != seeds[1]:
-        differing.append(("seed", *seeds))
-    if differing:
-        listed = ", ".join(f"{key} {before} / {after}" for key, before, after in differing)
-        lines.append(f"The runs were evaluated differently: {listed}.")
-    if first.samples and second.samples and not pair_up(newest(first), newest(second)):
-        lines.append("The newest evaluations share no prompt and seed of noise; compare prompts.evaluation.")
-    if first.last != second.last and None not in (first.last, second.last):
-        lines.append(
-            f"{first.path.name} was evaluated after epoch {first.last} and {second.path.name} after {second.last}; "
-            "compare evaluations after the same epoch."
-        )
-    digests = [run.summary.get("held_out_digest") for run in (first, second)]
-    if digests[0] != digests[1] and None not in digests:
-        lines.append(f"{first.path.name} and {second.path.name} were evaluated on different held-out pairs.")
-    return lines
+    others: dict[str, list[Any]] = {
+        "seed": [run.settings.get("seed", "–") for run in (first, second)],
+        "epoch of the newest evaluation": [run.last for run in (first, second)],
+        "held-out pairs": [run.summary.get("held_out_digest") for run in (first, second)],
+    }
+    for name, (before, after) in others.items():
+        if before != after and None not in (before, after):
+            differing.append((name, str(before), str(after)))
+    if not differing:
+        return ""
+    listed = ", ".join(f"{name} {before} / {after}" for name, before, after in differing)
+    return f"The runs were evaluated differently: {listed}."
 
 
 def _line(row: Result, names: tuple[str, str]) -> str:
     assert row.difference
     text = f"{label(row.name)}, {names[1]} {MINUS} {names[0]}: {change_text(row)}"
-    if row.difference.groups:
-        text += " seeds" if row.by_seed else " prompts of both"
     if row.by_seed:
-        text += f", {row.higher} ({', '.join(f'{seed}: {change(value)}' for seed, value in row.by_seed.items())})"
+        text += f" seeds, {row.higher}"
+    elif row.difference.groups:
+        text += " prompts of both"
     return text if row.sure else f"{text}, undecided"

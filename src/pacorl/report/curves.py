@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 
 from pacorl.core.metric_names import MONITOR, SECONDS
 from pacorl.report.figures import MEANINGS, label
-from pacorl.report.folder import Record, RunFolder, number
+from pacorl.report.folder import Record, RunFolder, numbers
 
-Points = list[tuple[float, float | None]]
-"""(epoch, value); None if the value was not finite, which breaks the line."""
+Points = list[tuple[float, float]]
+"""(epoch, value) of the finite values."""
 
 MEASURE = f"((?!kind$|epoch$|step$|.*loss$|{SECONDS}|{MONITOR}).+)"
 """Keys of an evaluation's measures; a loss has another scale."""
@@ -49,17 +49,8 @@ class Chart:
 
     @property
     def y(self) -> Scale:
-        values = [value for _, value in chain(*self.lines.values()) if value is not None]
+        values = [value for _, value in chain(*self.lines.values())]
         return Scale(min(values), max(values), 154, 10)  # SVG's y grows downwards
-
-    @property
-    def stretches(self) -> list[list[Points]]:
-        """The stretches of each line between missing values, which no line bridges."""
-        stretches_of_lines = []
-        for points in self.lines.values():
-            stretches = groupby(points, key=lambda point: point[1] is None)
-            stretches_of_lines.append([list(stretch) for is_missing, stretch in stretches if not is_missing])
-        return stretches_of_lines
 
 
 def charts(run: RunFolder) -> list[Chart]:
@@ -78,11 +69,10 @@ def _lines(records: Sequence[Record], pattern: str) -> dict[str, Points]:
     """Label → points of the keys that match, at most MOST_LINES; the measures of MEANINGS first."""
     series: dict[str, Points] = {}
     for record in records:
-        for key, value in record.items():
+        for key, value in numbers(record).items():
             match = re.fullmatch(pattern, key)
-            # The log has null for values that were not finite.
-            if match and (value is None or number(value) is not None):
-                series.setdefault(match[1], []).append((float(record["epoch"]), number(value)))
-    drawn = [name for name in MEANINGS if name in series]
-    names = [name for name in dict.fromkeys([*drawn, *series]) if any(value is not None for _, value in series[name])]
+            if match:
+                series.setdefault(match[1], []).append((float(record["epoch"]), value))
+    known = [name for name in MEANINGS if name in series]
+    names = list(dict.fromkeys([*known, *series]))
     return {label(name): series[name] for name in names[:MOST_LINES]}

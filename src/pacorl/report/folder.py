@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -19,7 +19,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from pacorl.config.public import public
-from pacorl.core.batches import grouped
 from pacorl.core.grid import parse_layout
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, shown_names, sign_meaning
 from pacorl.io.documents import dump_yaml, read_log, read_object, read_text, read_yaml, typed
@@ -80,8 +79,8 @@ class RaisedAlarm:
 
     sign: str
     where: str
-    epochs: Sequence[int]
-    """Epochs after which it was raised, in their order."""
+    epoch: int
+    """Epoch after which it was first raised."""
 
     @property
     def meaning(self) -> str:
@@ -134,15 +133,15 @@ class RunFolder:
 
     @property
     def alarms(self) -> list[RaisedAlarm]:
-        """Every alarming sign, earliest first; training images and evaluations apart."""
-        raised = []
+        """Every alarming sign once, earliest first; training images and evaluations apart."""
+        raised: dict[tuple[str, str], int] = {}
         for where, records in (("training images", self.epochs), ("evaluation", self.evaluations)):
             for record in records:
-                signs = [key.removeprefix(ALARM) for key, value in record.items() if key.startswith(ALARM) and value]
-                raised += [((sign, where), int(record["epoch"])) for sign in signs]
-        # One of each sign, however often it was raised.
-        alarms = [RaisedAlarm(*sign, epochs) for sign, epochs in grouped(raised).items()]
-        return sorted(alarms, key=lambda alarm: alarm.epochs[0])
+                for key, value in record.items():
+                    if key.startswith(ALARM) and value:
+                        raised.setdefault((key.removeprefix(ALARM), where), int(record["epoch"]))
+        alarms = [RaisedAlarm(*sign, epoch) for sign, epoch in raised.items()]
+        return sorted(alarms, key=lambda alarm: alarm.epoch)
 
     @property
     def is_monitored(self) -> bool:

@@ -93,10 +93,7 @@ def next_command(run: RunFolder) -> str:
         character = f"{shlex.quote(settings['character'])} --config " if "character" in settings else ""
         return f"pacorl {run.command} {character}{folder}/config.yaml --resume auto"
     if run.command == "train-reward":
-        if run.summary.get("at_chance"):
-            return ""
-        judge = "merged" if (run.path / "merged").is_dir() else "adapter"
-        return f"pacorl calibrate {folder}/{judge} OTHER_PAIRS"
+        return f"pacorl calibrate {folder}/adapter OTHER_PAIRS"
     request = "--image IMAGE --instruction TEXT" if run.is_editor else "--prompt TEXT"
     model = shlex.quote(settings.get("model.checkpoint", ""))
     kind = settings.get("model.kind", "")
@@ -124,8 +121,8 @@ class Set:
     after: Sample | None
     """None while there has been one evaluation only."""
     measure: str = CONSISTENCY
-    training_seed: str = ""
-    """Seed of the two runs in a comparison of several."""
+    id: str = ""
+    """Id of its element, if the page shows it."""
     rank: str = ""
     """Words for its rank among all sets, if the page shows it."""
     sides: tuple[Side, ...] = ()
@@ -139,11 +136,6 @@ class Set:
         if before is None or after is None:
             return None
         return after - before
-
-    @property
-    def id(self) -> str:
-        """Id of its element on the page."""
-        return "-".join(["set", str(self.before.prompt_id), str(self.before.seed), *filter(None, [self.training_seed])])
 
     @property
     def panels(self) -> tuple[str, ...]:
@@ -210,13 +202,9 @@ def gallery(sets: Sequence[Set], *, names: Sequence[str] = ("Before", "After")) 
             if sample:
                 sides.append(Side(name, sample, show(open_image(sample.image))))
         rank = f"Image {index + 1} of {len(sets)}"
-        if index < len(changes):
-            rank = f"Rank {index + 1} of {len(changes)}"
-            if index == median:
-                rank = "Median change" if len(changes) % 2 else f"{rank}, next to the median"
-        if row.training_seed:
-            rank += f", training seed {row.training_seed}"
-        shown[index] = replace(row, rank=rank, sides=tuple(sides))
+        if index == median and changes:
+            rank += ", the median change" if len(changes) % 2 else ", next to the median change"
+        shown[index] = replace(row, id=f"set-{index + 1}", rank=rank, sides=tuple(sides))
     return {
         "measure": MEASURES[sets[0].measure if sets else CONSISTENCY],
         "lead": shown.get(median),

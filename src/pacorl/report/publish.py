@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pacorl.config.public import find_secret
-from pacorl.io.documents import read_text
 from pacorl.io.files import write_atomic
 from pacorl.models.policies import POLICIES
 from pacorl.report.folder import read_run
@@ -131,26 +129,18 @@ def push(folder: Path, repository: str) -> str:
     """Upload the files of PUBLISHED to a repository of the hub, private if it is new; return its address.
 
     Raises:
-        ValueError: a file is a link, whose target may be any file of the user, or a text seems to hold a key.
+        ValueError: a file is a link, whose target may be any file of the user.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import HfApi
 
-    # Every file is looked at before the first byte leaves this machine.
     paths = published_files(folder)
     links = [path for path in (folder, *paths) if path.is_symlink()]
     if links:
         raise ValueError(f"{links[0]} is a link, and links are not published; copy its target")
-    for path in paths:
-        secret = None if path.suffix == ".safetensors" else find_secret(read_text(path))
-        if secret:
-            raise ValueError(
-                f"{path}: {secret[0][:6]}… looks like a secret; take it out, and make a new key if anyone else could "
-                "have read it"
-            )
     api = HfApi()
     address = api.create_repo(repository, private=True, exist_ok=True)
-    additions = [CommitOperationAdd(path_in_repo=path.name, path_or_fileobj=path) for path in paths]
-    api.create_commit(repository, additions, commit_message="Upload with pacorl")
+    names = [path.name for path in paths]
+    api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names, commit_message="Upload with pacorl")
     return str(address)
 
 

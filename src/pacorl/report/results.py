@@ -45,12 +45,9 @@ class Result:
 
     @property
     def higher(self) -> str:
-        """Count the seeds with a higher value, and those with an equal one, as they are shown."""
-        differences = list(self.by_seed.values())
-        text = f"higher in {sum(value > 0 for value in differences)} of {len(differences)} seeds"
-        if ties := differences.count(0):
-            text += f", equal in {ties}"
-        return text
+        """Count the seeds with a higher value, as it is shown."""
+        higher = [seed for seed, change in self.by_seed.items() if change > 0]
+        return f"higher in {len(higher)} of {len(self.by_seed)} seeds"
 
     @property
     def sure(self) -> bool:
