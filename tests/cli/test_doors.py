@@ -91,7 +91,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*TRAIN, "out=a.png/run"], "a.png: Not a directory"),
     ([*TRAIN, "out=mine"], "mine/config.yaml"),
     ([*TRAIN, "out=ran"], "ran"),
-    ([*TRAIN, "--resume", "nothere"], "--resume nothere"),
     ([*TRAIN, "model.checkpoint=nothere"], "nothere"),
     ([*TRAIN, "judge.checkpoint=nothere"], "nothere"),
     ([*TRAIN, "prompts.train=tiny:none"], "'tiny:none'"),

@@ -41,7 +41,7 @@ def test_a_killed_run_goes_on_bit_for_bit(kind: str, mode: str, tmp_path: Path) 
     for process in killed:
         process.kill()
         process.join()
-    worlds.run(function, [*settings, f"out={cut}"], "auto", world=2, extra=extra)
+    worlds.run(function, [*settings, f"out={cut}"], True, world=2, extra=extra)
     expected, resumed = load_file(whole / final), load_file(cut / final)
     assert expected.keys() == resumed.keys()
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())

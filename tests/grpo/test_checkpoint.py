@@ -95,23 +95,20 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
     newest = config.out / "checkpoints" / "step-000003"
     damaged = (newest / file).read_bytes()[:-3]
     (newest / file).unlink() if "missing" in fault else (newest / file).write_bytes(damaged)
-    start = starting_point(config, "auto")
+    start = starting_point(config, resume=True)
     assert start == newest.with_name("step-000002")
     assert re.search(f"step-000003/{fault}.*; the checkpoint before it is taken", caplog.text)
-    assert (config.out / "adapter" / "adapter_config.json").read_text() == "2"
-    with pytest.raises(ValueError, match=fault):
-        starting_point(config, str(newest))
     saved(config, 4, score=0.4)  # a damaged one beside it ends no run
     for path in checkpoints(config.out / "checkpoints"):
         (path / "state.json").write_text("")
     with pytest.raises(ValueError, match=r"no checkpoint in .*run/checkpoints is whole"):
-        starting_point(config, "auto")
+        starting_point(config, resume=True)
 
 
 def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     saved(run_at(tmp_path), 1, score=0.5)
-    start = starting_point(run_at(tmp_path), "auto")
+    start = starting_point(run_at(tmp_path), resume=True)
     assert start
     longer = run_at(tmp_path, epochs=500)
     check_changes_since(start, longer, identities={})
@@ -213,7 +210,7 @@ def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
     shutil.copytree(TINY_JUDGE, first)
     config = judged_by(tmp_path, "first")
     saved(config, 1, score=0.5, identities=identities_of(config, {}, {}))
-    start = starting_point(config, "auto")
+    start = starting_point(config, resume=True)
     assert start
     first.rename(moved)
     (moved / "README.md").write_text("It lay elsewhere.")
@@ -241,7 +238,7 @@ def test_an_edited_file_that_a_config_names_is_refused(tmp_path: Path) -> None:
     config = run_at(tmp_path, rewards=[{"name": f"{mine}:good"}])
     mine.write_text("def good(prompts, images):\n    return [1.0] * len(images)\n")
     saved(config, 1, score=0.5, identities=identities_of(config, {}, {}))
-    start = starting_point(config, "auto")
+    start = starting_point(config, resume=True)
     assert start
     compare(start, config)
     mine.write_text("def good(prompts, images):\n    return [2.0] * len(images)\n")
@@ -252,7 +249,7 @@ def test_an_edited_file_that_a_config_names_is_refused(tmp_path: Path) -> None:
 def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path) -> None:
     config = judged_by(tmp_path, "http://h:1#A")
     saved(config, 1, score=0.5, identities=identities_of(config, {}, {}))
-    start = starting_point(config, "auto")
+    start = starting_point(config, resume=True)
     assert start
     compare(start, judged_by(tmp_path, "h:2#A"))
     with pytest.raises(ConfigError, match=r"judge was 'model A' and is now 'model B'"):
@@ -266,7 +263,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     paths = [write(tmp_path, step) for step in range(1, 6)]
     prune(tmp_path, keep=2, newest=5, best=paths[1])
     assert checkpoints(tmp_path) == [paths[1], paths[3], paths[4]]
-    # A run that went back to step 2 and has come to step 4 again has given up step 5.
+    # A run that went on from step 3, since steps 4 and 5 were damaged, gives up step 5 when it comes to step 4.
     prune(tmp_path, keep=2, newest=4, best=paths[1])
     assert checkpoints(tmp_path) == [paths[1], paths[3]]
 
@@ -289,7 +286,7 @@ def test_a_kill_before_any_change_of_the_disk_loses_no_checkpoint(
             for score in (1, 2):
                 saved(config, 1, score=score)
                 done = score
-        start = starting_point(config, "auto")
+        start = starting_point(config, resume=True)
         assert (state_of(start)["score"] if start else 0) in (done, min(done + 1, 2))
         assert [*(config.out / "checkpoints").glob("*")] == ([start] if start else []), "no part is left"
         if next(left, None) is not None:  # no change was left to be killed at

@@ -171,10 +171,10 @@ def test_a_run_that_gives_up_is_saved_and_resumed_as_if_undisturbed(
             with monkeypatch.context() as patch:
                 patch.setitem(open_judge.__kwdefaults__, "startup", 0.0)
                 with pytest.raises(UnreachableError, match=r"no judge at \S+: no connection") as resumed:
-                    train_policy(toy_config(run, *settings(url)), resume="auto")
+                    train_policy(toy_config(run, *settings(url)), resume=True)
                 with pytest.raises(ConnectionError, match="no judge at") as new:
                     train_policy(toy_config(tmp_path / "new", *settings(url)))
             assert (resumed.value.exit_code, getattr(new.value, "exit_code", 1)) == (75, 1)
         server.come_back()
-        train_policy(toy_config(run, *settings(url)), resume="auto")
+        train_policy(toy_config(run, *settings(url)), resume=True)
     assert content(run) == whole

@@ -10,36 +10,11 @@ from threading import Lock
 from unittest.mock import Mock
 
 import pytest
-from tiny_runs import metrics, tiny_run, train_policy
+from tiny_runs import tiny_run, train_policy
 
 from pacorl.grpo.start import CHECKPOINT, checkpoints
 from pacorl.io.files import own_folder
 from pacorl.report import page
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("toy")
-def test_a_run_goes_on_from_the_checkpoint_that_is_named(small: list[str], tmp_path: Path) -> None:
-    settings = [*small, "epochs=3", "save_every=1", "evaluation.every=1", "keep_checkpoints=9"]
-    config = tiny_run(settings)
-    train_policy(config)
-    lines = metrics(config.out)
-
-    folder = config.out / "checkpoints"
-    # From an earlier checkpoint the same run comes again; later ones are given up.
-    train_policy(config, resume=folder / "step-000002")
-    assert metrics(config.out) == lines
-    assert [path.name for path in checkpoints(folder)][-1] == "step-000006"
-
-    # Another folder may go on from it too.
-    other = tiny_run([*settings, f"out={tmp_path / 'other'}"])
-    train_policy(other, resume=str(folder / "step-000004"))
-    assert metrics(other.out)[-1] == lines[-1]
-
-    with pytest.raises(ValueError, match=r"is not a checkpoint .*the run has step-000002, step-000004"):
-        train_policy(config, resume=folder / "step-000003")
-    with pytest.raises(ValueError, match="is there already"):
-        train_policy(config, resume=other.out / "checkpoints" / "step-000006")
 
 
 class Disk:
@@ -97,7 +72,7 @@ def test_a_resumed_run_says_what_changed_and_a_new_one_may_start_from_its_adapte
     config = tiny_run(small)
     train_policy(config)
     longer = [*small, f"out={config.out}", f"epochs={config.epochs + 1}"]
-    train_policy(tiny_run(longer), resume="auto")
+    train_policy(tiny_run(longer), resume=True)
     assert f"epochs was {config.epochs} and is now {config.epochs + 1}" in caplog.text
     start = f"adapter.start={config.out / 'adapter'}"
     train_policy(tiny_run([*small, f"out={config.out}-2", "optimizer.lr=0.5", "epochs=1", start]))
@@ -106,7 +81,7 @@ def test_a_resumed_run_says_what_changed_and_a_new_one_may_start_from_its_adapte
 def test_a_run_that_is_being_written_is_left_alone(small: list[str]) -> None:
     config = tiny_run(small)
     with own_folder(config.out), pytest.raises(ValueError, match=rf"is being written by process {os.getpid()} on "):
-        train_policy(config, resume="auto")
+        train_policy(config, resume=True)
 
 
 @pytest.mark.usefixtures("toy")

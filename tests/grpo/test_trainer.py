@@ -130,8 +130,8 @@ def test_another_function_does_not_take_over_in_the_middle_of_a_run(tmp_path: Pa
     PolicyTrainer(run(tmp_path, "mine"), rewards={"mine": red}).train()
     longer = run(tmp_path, "mine", "epochs=2")
     with pytest.raises(ConfigError, match=r"code of mine was 'sha256 (\w+)' and is now 'sha256 (?!\1)\w+'"):
-        PolicyTrainer(longer, rewards={"mine": other}, resume="auto")
-    PolicyTrainer(longer, rewards={"mine": red}, resume="auto").train()
+        PolicyTrainer(longer, rewards={"mine": other}, resume=True)
+    PolicyTrainer(longer, rewards={"mine": red}, resume=True).train()
 
 
 @pytest.mark.parametrize("fails_at", [1, 3])

@@ -8,7 +8,7 @@ from pathlib import Path
 from pacorl.grpo.policy_config import PolicyConfig
 
 
-def train(overrides: Sequence[str], resume: str = "") -> None:
+def train(overrides: Sequence[str], resume: bool = False) -> None:
     """The run, and nothing else."""
     from tiny_runs import train_policy
 
@@ -18,14 +18,14 @@ def train(overrides: Sequence[str], resume: str = "") -> None:
     train_policy(configs.load(PolicyConfig, recipe(), list(overrides)), resume=resume)
 
 
-def train_judge(overrides: Sequence[str], resume: str = "") -> None:
+def train_judge(overrides: Sequence[str], resume: bool = False) -> None:
     """A judge's run."""
     from pacorl.config import base as configs
     from pacorl.judge_training.judge_config import JudgeConfig
     from pacorl.judge_training.judge_trainer import JudgeTrainer
 
     recipe = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
-    JudgeTrainer(configs.load(JudgeConfig, recipe, list(overrides)), resume=bool(resume)).train()
+    JudgeTrainer(configs.load(JudgeConfig, recipe, list(overrides)), resume=resume).train()
 
 
 def train_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> None:

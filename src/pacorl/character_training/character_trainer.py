@@ -29,9 +29,9 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.evaluate import EvaluatedSample, keep_samples, noise_seed
 from pacorl.grpo.lora_training import LoraTraining
 from pacorl.grpo.rollout import sample_images
-from pacorl.grpo.start import SUMMARY, Resume, named_start
+from pacorl.grpo.start import SUMMARY
 from pacorl.io.documents import write_json
-from pacorl.io.files import disk_errors, own_folder
+from pacorl.io.files import check_no_run, disk_errors, own_folder
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.models.lora import read_lora
 from pacorl.report.page import write_page
@@ -64,7 +64,7 @@ class CharacterTrainer:
         print(result.adapter, result.metrics["held_out_loss"])
     """
 
-    def __init__(self, config: CharacterConfig, *, resume: Resume = False) -> None:
+    def __init__(self, config: CharacterConfig, *, resume: bool = False) -> None:
         """Check a run before its weights are loaded; same arguments as `PolicyTrainer`.
 
         Raises:
@@ -74,7 +74,8 @@ class CharacterTrainer:
         self.resume = resume
         self.size = Size(*config.size)
         self.pictures = read_pictures(config)
-        named_start(config.out, resume)
+        if not resume:
+            check_no_run(config.out)
         config.generator.check_trainable(config.model.checkpoint)
         config.generator.check_source(config.model.checkpoint, adapters=[config.adapter.start], size=self.size)
         self.runtime = Runtime()
@@ -105,7 +106,7 @@ class CharacterTrainer:
         out = self.config.out
         with own_folder(out), disk_errors(out), self.runtime.signals:
             # The checkpoint is chosen under the folder's lock, or another process could add one.
-            start = checkpoints.starting_point(self.config, self.resume)
+            start = checkpoints.starting_point(self.config, resume=self.resume)
             # Changes are refused before weights are loaded. Images may be moved, but not exchanged.
             self.identities = {"images and captions": self.pictures.identity}
             if start:

@@ -18,17 +18,12 @@ from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
-    from pacorl.grpo.start import Resume
 
 QUICKSTART = Path("runs/quickstart")
 OVERRIDES = Argument(None, help="Changes, as section.key=value.")
 
 
-RESUME = Option(
-    "",
-    help="auto: go on from the newest checkpoint of the run's folder, or start if there is none; or a checkpoint's "
-    "folder, of this run or another.",
-)
+RESUME = Option("", help="auto: go on from the newest checkpoint of the run's folder, or start if there is none.")
 
 DRY_RUN = Option(
     False,
@@ -45,7 +40,7 @@ def train_policy(
     config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
     overrides: list[str] = OVERRIDES,
     *,
-    resume: str = RESUME,
+    resume: Literal["", "auto"] = RESUME,
     dry_run: bool = DRY_RUN,
     card: int = CARD,
     as_json: bool = AS_JSON,
@@ -70,7 +65,7 @@ def train_policy(
         end_with(plan_training(run, card=card), as_json=as_json)
     # Check the run before the imports, which take seconds.
     exit_on_sigterm()
-    check_run(run, resume=resume)
+    check_run(run, resume=bool(resume))
     with frozen_imports():
         from pacorl.grpo.trainer import PolicyTrainer
         from pacorl.report.page import keep_page
@@ -83,7 +78,7 @@ def train_policy(
 
     # Train.
     _echo_start(run.adapter.start)
-    trainer = PolicyTrainer(run, resume=resume, listeners=[keep_page])
+    trainer = PolicyTrainer(run, resume=bool(resume), listeners=[keep_page])
     folder = trainer.train().folder
     del trainer  # its transformer holds the process group
     # Only the main process prints.
@@ -137,7 +132,7 @@ def watch_stdin() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def check_run(run: PolicyConfig, *, resume: Resume) -> None:
+def check_run(run: PolicyConfig, *, resume: bool) -> None:
     """Check a run's folder, rewards, prompts and models before the imports of the training, which take seconds.
 
     Raises:
@@ -145,15 +140,15 @@ def check_run(run: PolicyConfig, *, resume: Resume) -> None:
             a run.
         OSError: if the folder cannot be written.
     """
-    from pacorl.grpo.start import named_start
-    from pacorl.io.files import check_writable
+    from pacorl.io.files import check_no_run, check_writable
     from pacorl.judge import check_judge
     from pacorl.records.prompts import load_prompts
     from pacorl.rewards import asks_judge, check_rewards
     from pacorl.types import Size
 
     check_writable(run.out, folder=True)
-    named_start(run.out, resume)
+    if not resume:
+        check_no_run(run.out)
     check_rewards(run.rewards)
     check_rewards(run.evaluation.rewards, key="evaluation.rewards")
 
@@ -175,7 +170,7 @@ def train_character(
     overrides: list[str] = OVERRIDES,
     *,
     config: Path = Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
-    resume: str = RESUME,
+    resume: Literal["", "auto"] = RESUME,
     dry_run: bool = DRY_RUN,
     card: int = CARD,
     as_json: bool = AS_JSON,
@@ -210,7 +205,7 @@ def train_character(
     use_cores()
     # Train.
     _echo_start(run.adapter.start)
-    trainer = CharacterTrainer(run, resume=resume)
+    trainer = CharacterTrainer(run, resume=bool(resume))
     result = trainer.train()
 
     echo(f"done: {result.folder / 'report.html'}\nLoRA: {result.adapter}")
@@ -220,7 +215,7 @@ def train_reward(
     config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as reward/tiny."),
     overrides: list[str] = OVERRIDES,
     *,
-    resume: Literal["", "auto"] = Option("", help="auto: go on from the newest checkpoint of the run's folder."),
+    resume: Literal["", "auto"] = RESUME,
 ) -> None:
     """Train a judge on comparisons; `pacorl dataset export --rankings` converts your own rankings."""
     from pacorl.config.base import load

@@ -31,13 +31,14 @@ from pacorl.core.devices import host_buffer
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.lora_training import LoraTraining, section_of
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.start import Resume, checkpoints, named_start, step_of
+from pacorl.grpo.start import checkpoints, step_of
 from pacorl.io.documents import as_read_back, read_object, write_json
 from pacorl.io.files import (
     PRIVATE,
     aside_of,
     check_digests,
     check_no_link,
+    check_no_run,
     digests,
     flush_to_disk,
     flush_tree,
@@ -175,28 +176,23 @@ def restore(lora: LoraTraining, path: Path) -> dict[str, Any]:
 # --- the start of a run ----------------------------------------------------------------------------------------
 
 
-def starting_point(config: LoraConfig, resume: Resume) -> Path | None:
-    """Find the checkpoint to start from, if any, and clean up after a kill.
-
-    "auto" takes the newest whole checkpoint, and logs a warning for damaged checkpoints.
+def starting_point(config: LoraConfig, *, resume: bool) -> Path | None:
+    """Find the newest whole checkpoint, if any, and clean up after a kill; logs a warning for damaged checkpoints.
 
     Raises:
-        ValueError: if `out` holds a run but `resume` is false, or the named checkpoint is missing or damaged.
+        ValueError: if `out` holds a run but `resume` is false, or all checkpoints are damaged.
     """
+    if not resume:
+        check_no_run(config.out)
     folder = config.out / "checkpoints"
     recover(folder)
-    # A named checkpoint must be whole; "auto" goes back to the newest that is.
-    start = named_start(config.out, resume)
     existing = checkpoints(folder)
-    if start is not None:
-        check_whole(start)
-    elif resume and existing:
-        start = newest_whole(existing, check_whole)
-        # A damaged newer checkpoint stays until it is written again.
-        if start == existing[-1]:
-            settle(start, config)
-    if start and not config.exports_best:
-        publish(start, config.out / "adapter")
+    if not existing:
+        return None
+    start = newest_whole(existing, check_whole)
+    # A damaged newer checkpoint stays until it is written again.
+    if start == existing[-1]:
+        settle(start, config)
     return start
 
 
@@ -352,8 +348,8 @@ def recover(folder: Path) -> None:
 
 
 def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> None:
-    """Delete checkpoints except the newest `keep` and the `best`; also steps above `newest`, after a step back."""
-    # Steps above the newest belong to a future that a step back has undone.
+    """Delete checkpoints except the newest `keep` and the `best`; also damaged ones above the `newest`."""
+    # A run that went on before a damaged checkpoint has given it up.
     past = [path for path in checkpoints(folder) if step_of(path) <= newest]
     for path in checkpoints(folder):
         if path in past[-keep:] or path == best:

@@ -1,34 +1,18 @@
-"""Starting point of a run by `--resume`. Imports no heavy module, so that a mistake is reported at once."""
+"""A run's folder and its checkpoints. Imports no heavy module, so that a mistake is reported at once."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pacorl.io.files import check_no_run, numbered
+from pacorl.io.files import numbered
 
-Resume = bool | str | Path
-"""False or "" for a new run, True or "auto" for the newest checkpoint if there is one, or a checkpoint's folder."""
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SUMMARY = "summary.json"
 """File written at the end of a run."""
 CHECKPOINT = re.compile(r"step-(\d{6,})")
-
-
-def named_start(out: Path, resume: Resume) -> Path | None:
-    """Find the checkpoint named by `resume`; None for the newest, or for a new run in `out`.
-
-    Raises:
-        ValueError: `out` holds a run but `resume` is false, or no checkpoint has the name.
-    """
-    folder = (out / "checkpoints").resolve()
-    start = None if resume is True or str(resume) == "auto" or not resume else Path(str(resume)).resolve()
-    if not resume or (start and start.parent != folder):
-        check_no_run(out)
-    if start and not (start / "state.json").is_file():
-        names = ", ".join(path.name for path in checkpoints(folder))
-        raise ValueError(f"--resume {resume} is not a checkpoint (no state.json); the run has {names or 'none'}")
-    return start
 
 
 def check_unfinished(out: Path) -> None:

@@ -30,7 +30,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import divide
 from pacorl.grpo.scoring import Scorer, overlaps, samples_per_call
-from pacorl.grpo.start import Resume
 from pacorl.io.documents import JsonObject, read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
@@ -80,7 +79,7 @@ class PolicyTrainer:
         rewards: Mapping[str, RewardFunction] | None = None,
         listeners: Sequence[Listener] = (),
         extra_metrics: ExtraMetrics | None = None,
-        resume: Resume = False,
+        resume: bool = False,
     ) -> None:
         """Load and check everything that the run needs, cheap checks first.
 
@@ -89,7 +88,7 @@ class PolicyTrainer:
                 without one the function joins the config's rewards.
             listeners: functions that are called with each line of the log.
             extra_metrics: additional metrics of each evaluation's images.
-            resume: False for a new run, True or "auto" to continue from the newest checkpoint, or a checkpoint folder.
+            resume: whether to continue from the newest checkpoint, if there is one.
 
         Raises:
             ValueError: if the run cannot be made; one line with the key, the value and the fix.
@@ -115,11 +114,11 @@ class PolicyTrainer:
 
         quiet_loading()
         with quiet("transformers"):  # it notes that torchvision is missing, which nothing here uses
-            self._build(resume)
+            self._build(resume=resume)
 
     # --- building, in the order in which things can fail -------------------------------------------------------
 
-    def _build(self, resume: Resume) -> None:
+    def _build(self, *, resume: bool) -> None:
         # 1. Cheap checks: an impossible config fails before weights load.
         self.train_prompts, self.evaluation_prompts, self._leaks = builders.read_prompts(self.config)
         self.config, self._credit_note = builders.with_credit(self.config, self.functions, self.train_prompts)
@@ -146,7 +145,7 @@ class PolicyTrainer:
         with lost_ranks(self.runtime.rank, self.runtime.world), ExitStack() as on_fault:
             on_fault.callback(self._open.close)
             self.runtime.on_main(lambda: self._open.enter_context(own_folder(config.out)))
-            start = self.runtime.on_main(partial(checkpoint.starting_point, config, resume))
+            start = self.runtime.on_main(partial(checkpoint.starting_point, config, resume=resume))
             # Remote judges first: a server publishes the digest of its weights.
             runtime = self.runtime
             open_judges = partial(builders.open_judges, config, device=runtime.device, processes=runtime.world)
