@@ -92,7 +92,6 @@ FAULTS = [
     ("sampling.suffix.solver:", "sampling.suffix.solver=heun"),
     ("sampling: window.size", "sampling.window.kind=sliding", "sampling.window.size=2"),
     ("judge: address at h", "judge.checkpoint=http://sk-1@h/v1"),
-    ("judge: adapter", "judge.checkpoint=http://h:1/v1", "judge.adapter=lora"),
     ("rewards: give at least 1", "rewards=[]"),
     ("advantages.credit: .* or ", "advantages.credit=3"),
     ("config: rewards .*twice", "rewards=[{name: consistency}, {name: consistency}]"),

@@ -133,7 +133,7 @@ CONFIGS: list[dict[str, Any]] = [
 """Every section that a config may have, in at least one of them."""
 ALWAYS_FREE = {
     *("out", "epochs", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "monitor"),
-    *("model.gradient_checkpointing", "reward_timeout", "judge.api_key_env", "evaluation.batch"),
+    *("model.gradient_checkpointing", "reward_timeout", "evaluation.batch"),
 }
 """Keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
 FREE_OF_A_JUDGE = {

@@ -111,8 +111,8 @@ def content(run: Path) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short limits of a judge's server."""
-    for name, value in {"timeout": 5.0, "concurrency": 4}.items():
-        monkeypatch.setitem(HttpJudge.__init__.__kwdefaults__, name, value)
+    for name, value in {"ANSWER_SECONDS": 5.0, "CONCURRENCY": 4}.items():
+        monkeypatch.setattr(f"pacorl.judge.http.{name}", value)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_its_server_gives_pacorls_client_the_judges_p_yes(
     server = Serve(str(tmp_path), decision_config=config, device="cpu", port=port, non_blocking=True)
     try:
         # The server says that it is up before its socket listens.
-        with HttpJudge.connect(f"http://127.0.0.1:{port}", model=str(tmp_path), startup=30.0) as client:
+        with HttpJudge.connect(f"http://127.0.0.1:{port}#{tmp_path}", startup=30.0) as client:
             served = [verdict.p_yes for verdict in client.verdicts(QUESTIONS)]
     finally:
         server.kill_server()

@@ -254,8 +254,8 @@ def test_merged_weights_judge_as_the_adapter_does(run: Any, data: Path) -> None:
     one = comparisons_from(str(data))[0]
     asked = [Question(tuple(map(open_image, one.images)), one.question)]
     base, adapted, whole = (
-        LocalJudge.from_pretrained(source, adapter=str(adapter)).verdicts(asked)[0].p_yes
-        for source, adapter in (("tiny", ""), ("tiny", config.out / "adapter"), (merged, ""))
+        LocalJudge.from_pretrained(source).verdicts(asked)[0].p_yes
+        for source in ("tiny", config.out / "adapter", merged)
     )
     assert whole == pytest.approx(adapted, abs=1e-5)
     assert whole != pytest.approx(base, abs=1e-3)  # or nothing was merged

@@ -75,9 +75,8 @@ def test_an_adapter_that_would_load_is_not_absent(tmp_path: Path, hub_cache: Pat
     weights(snapshot_in(hub_cache, "lab/loras") / "styles" / "night.safetensors")
     for source in (tmp_path / "run", "lab/loras:styles/night.safetensors"):
         assert "adapter.start" not in absent(f"adapter.start={source}")
-    remedies = absent("adapter.start=lab/loras:styles/day.safetensors", "judge.adapter=lab/others:judge")
+    remedies = absent("adapter.start=lab/loras:styles/day.safetensors")
     assert "`hf download lab/loras --include 'styles/day.safetensors*'`" in remedies["adapter.start"]
-    assert "`hf download lab/others --include 'judge*'`" in remedies["judge.adapter"]
 
 
 def test_a_judge_that_is_a_lora_is_planned_as_its_base(tmp_path: Path) -> None:

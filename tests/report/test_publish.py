@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
         "seed": 3,
         "model": {"checkpoint": "black-forest-labs/FLUX.1-dev", "guidance": 3.5},
         "prompts": {"train": "/home/somebody/data/train.jsonl"},
-        "judge": {"api_key_env": "SECRET_KEY", "checkpoint": "http://10.0.0.5:8000/v1", "model": "PaCo-Reward-7B"},
+        "judge": {"checkpoint": "http://10.0.0.5:8000/v1", "model": "PaCo-Reward-7B"},
         "rewards": [{"name": "http", "weight": 0.5, "args": {"api_key": "sk-live-key", "headers": ["Bearer XYZ"]}}],
         "trainer": {"hub_token": "hf_abcdefgh"},
     }

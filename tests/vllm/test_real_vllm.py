@@ -32,12 +32,12 @@ def p_yes(judge: LocalJudge) -> list[float]:
 
 
 def test_the_base_agrees_with_transformers(served: Served) -> None:
-    with HttpJudge.connect(served.url, model="judge") as judge:
+    with HttpJudge.connect(f"{served.url}#judge") as judge:
         assert [v.p_yes for v in judge.verdicts(QUESTIONS)] == pytest.approx(p_yes(served.base), abs=1e-4)
 
 
 def test_the_adapter_agrees_with_merged_weights(served: Served) -> None:
-    with HttpJudge.connect(served.url, model="judge-lora") as judge:
+    with HttpJudge.connect(f"{served.url}#judge-lora") as judge:
         found = [v.p_yes for v in judge.verdicts(QUESTIONS)]
     assert found == pytest.approx(p_yes(served.merged), abs=1e-4)
     changed = max(abs(a - b) for a, b in zip(p_yes(served.base), p_yes(served.merged), strict=True))
@@ -45,12 +45,12 @@ def test_the_adapter_agrees_with_merged_weights(served: Served) -> None:
 
 
 def test_token_ids_are_those_of_the_tokenizer(served: Served) -> None:
-    with HttpJudge.connect(served.url, model="judge") as judge:
+    with HttpJudge.connect(f"{served.url}#judge") as judge:
         assert judge.ids == (served.base.yes_ids, served.base.no_ids)
 
 
 def test_read_by_text_a_verdict_is_right_or_missing(served: Served) -> None:
-    with HttpJudge.connect(served.url, model="judge") as judge:
+    with HttpJudge.connect(f"{served.url}#judge") as judge:
         judge.ids = None
         for found, expected in zip(judge.verdicts(QUESTIONS), p_yes(served.base), strict=True):
             assert found.error or found.p_yes == pytest.approx(expected, abs=1e-3)

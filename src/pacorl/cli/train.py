@@ -162,7 +162,7 @@ def check_run(run: PolicyConfig, *, resume: bool) -> None:
             load_prompts(source, model=run.model.checkpoint)
     # An unused judge is never loaded, so it may be absent.
     if run.judge and any(map(asks_judge, run.rewards)):
-        check_judge(run.judge.checkpoint, adapter=run.judge.adapter)
+        check_judge(run.judge.checkpoint)
 
 
 def train_character(
@@ -222,6 +222,7 @@ def train_reward(
     from pacorl.io.files import check_no_run, check_writable
     from pacorl.judge import check_judge
     from pacorl.judge_training.judge_config import JudgeConfig
+    from pacorl.models.lora import adapter_file
     from pacorl.records.comparisons import check_source
 
     run = load(JudgeConfig, config, overrides or [])
@@ -230,7 +231,9 @@ def train_reward(
     check_writable(run.out, folder=True)
     if not resume:
         check_no_run(run.out)
-    check_judge(run.model.checkpoint, adapter=run.tuning.start)
+    check_judge(run.model.checkpoint)
+    if run.tuning.start:
+        adapter_file(run.tuning.start)
     for source in (*run.data.train, *run.data.evaluation):
         check_source(source)
 

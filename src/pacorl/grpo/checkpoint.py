@@ -46,7 +46,7 @@ from pacorl.io.files import (
     replacing,
     safetensors_errors,
 )
-from pacorl.judge import identity_of
+from pacorl.judge import identity_at
 from pacorl.judge.judge import Judge
 from pacorl.models.lora import save_lora
 from pacorl.rewards.reward import RewardFunction
@@ -55,11 +55,11 @@ from pacorl.runtime.logbook import Progress
 logger = logging.getLogger(__name__)
 
 TENSORS = "state.safetensors"
-PLACES = {"judge": ("judge.checkpoint", "judge.adapter"), "evaluation.judge": ("evaluation.judge",)}
-"""Judge of the rewards or of the held-out rewards → config keys of its place, free as long as its identity stays."""
+PLACES = {"judge": "judge.checkpoint", "evaluation.judge": "evaluation.judge"}
+"""Judge of the rewards or of the held-out rewards → config key of its place, free as long as its identity stays."""
 FREE_KEYS = (
     *("out", "epochs", "steps", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "monitor"),
-    *("character", "model.gradient_checkpointing", "reward_timeout", "judge.api_key_env"),
+    *("character", "model.gradient_checkpointing", "reward_timeout"),
     # These change the rounding of sums alone. `sampling.batch` decides which samples an update has.
     *("evaluation.batch", "optimizer.micro_batch"),
 )
@@ -233,9 +233,9 @@ def check_changes_since(checkpoint: Path, config: LoraConfig, *, identities: Map
     for name in sorted(state["identities"].keys() & identities.keys()):
         if state["identities"][name] != identities[name]:
             changes[name] = [state["identities"][name], identities[name]]
-        else:
+        elif name in PLACES:
             # A judge at another place is the same judge: its weights and prompt decide.
-            free += PLACES.get(name, ())
+            free.append(PLACES[name])
     check_changes(changes, free=free)
 
 
@@ -254,7 +254,7 @@ def identities_of(
     places = zip(PLACES, (config.judge, config.held_out_judge), ("rewards", "held_out"), strict=True)
     identities = {}
     for name, options, role in places:
-        identity = getattr(judges.get(role), "identity", "") or (identity_of(options) if options else "")
+        identity = identity_at(options.checkpoint, judges.get(role)) if options else ""
         if identity:
             identities[name] = identity
     digests = {name: code_digest(function) for name, function in functions.items()}

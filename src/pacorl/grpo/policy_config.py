@@ -208,7 +208,7 @@ class PolicyConfig(LoraConfig):
     def _judges_of_the_run(self) -> PolicyConfig:
         judge = self.judge.in_memory(self.memory) if self.judge else None
         self.__dict__["judge"] = judge  # a frozen model's own field
-        changes = {"checkpoint": self.evaluation.judge, "adapter": ""}
+        changes = {"checkpoint": self.evaluation.judge}
         self._held_out_judge = (judge or JudgeSettings()).model_copy(update=changes)
         return self
 

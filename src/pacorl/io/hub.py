@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pacorl.io.files import kept_digest
 
@@ -73,16 +73,31 @@ def download_command(source: str, *files: str) -> str:
     return " ".join(["hf download", source, *files])
 
 
+def fetch_files(source: str, *names: str, fetch: bool = True) -> Path:
+    """Download files of a folder on the hub, ORG/NAME or ORG/NAME:FOLDER, and return its local copy.
+
+    Args:
+        names: Names or patterns; a file that the folder lacks is left out.
+        fetch: Allow downloads; otherwise the cache alone is searched.
+    """
+    from huggingface_hub import snapshot_download
+
+    repo, _, folder = source.partition(":")
+    patterns = [str(PurePosixPath(folder, name)) for name in names]
+    return Path(snapshot_download(repo, allow_patterns=patterns, local_files_only=not fetch), folder)
+
+
 def local_file(source: str, name: str) -> Path | None:
     """Return a checkpoint's file in its folder or in the hub's cache; None if it is not on this machine."""
     path = Path(source) / name
-    if Path(source).exists() or not HUB_NAME.fullmatch(source):
+    repo, _, folder = source.partition(":")
+    if Path(source).exists() or not HUB_NAME.fullmatch(repo):
         if not path.is_file():
             return None
         return path
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(source, name)
+    cached = try_to_load_from_cache(repo, str(PurePosixPath(folder, name)))
     if isinstance(cached, str):
         return Path(cached)
     return None

@@ -148,18 +148,6 @@ def service_url(url: str, *, name: str) -> str:
     return url.strip()
 
 
-def key_from(variable: str) -> str:
-    """Read the key of a service from an environment variable; empty without a variable.
-
-    Raises:
-        ValueError: if the variable is not set.
-    """
-    key = os.environ.get(variable, "") if variable else ""
-    if variable and not key:
-        raise ValueError(f"set the environment variable {variable} to the key of the service; it is not set, or empty")
-    return key
-
-
 def shown_url(url: str) -> str:
     """Format a URL for a message of one line: no user, no query, no control characters, not too long."""
     clean = re.sub(r"//[^/@\s]*@", "//***@", re.sub(r"[\x00-\x20\x7f]+", " ", url))

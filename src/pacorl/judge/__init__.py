@@ -50,20 +50,18 @@ def open_judge(
         options: `variants` and `calibration`, as in `PacoReward.from_pretrained`.
 
     Raises:
-        ValueError: for a missing checkpoint, adapter or model, or a refused key.
+        ValueError: for a missing checkpoint or model, or a refused key.
         UnreachableError: if no server answers at the address.
     """
     if settings.remote:
         from pacorl.judge.http import HttpJudge
 
-        options |= {"api_key_env": settings.api_key_env, "processes": processes}
-        return HttpJudge.connect(settings.checkpoint, startup=startup, **options)
+        return HttpJudge.connect(settings.checkpoint, startup=startup, processes=processes, **options)
     # Imported here: a judge on a server needs no model libraries.
     from pacorl.judge.local import LocalJudge
 
     return LocalJudge.from_pretrained(
         settings.checkpoint,
-        adapter=settings.adapter,
         dtype=best_dtype(settings.checkpoint, device),
         quantize=settings.quantize,
         stream=settings.stream,
@@ -72,28 +70,25 @@ def open_judge(
     )
 
 
-def identity_of(settings: JudgeSettings) -> str:
-    """Return an identifier of a judge's verdicts, independent of paths: a digest of the weights, or a server's model.
+def identity_at(source: str, judge: Judge | None = None) -> str:
+    """Identify the verdicts of a source's judge, independent of paths.
 
-    Empty if unknown, e.g. for a checkpoint outside this machine.
+    Args:
+        judge: The opened judge: a server may publish the digest of its weights.
+
+    Returns:
+        A digest of the weights, else the name of a server's model; empty if unknown, e.g. for a checkpoint outside this
+        machine.
     """
-    if settings.remote:
-        return f"model {settings.name}"
+    published = str(getattr(judge, "identity", ""))
+    if published or is_address(source):
+        return published or f"model {JudgeSettings(checkpoint=source).name}"
     from pacorl.judge.local import weight_digests
 
-    digests = weight_digests(settings.checkpoint, settings.adapter)
+    digests = weight_digests(source)
     if not all(digests):
         return ""
     return f"sha256 {text_digest(' '.join(digests))[:16]}"
-
-
-def identity_at(source: str, judge: Judge | None = None) -> str:
-    """Identify the judge of a source, or of its server: by the digest that the server publishes, or the model's name.
-
-    Args:
-        judge: The opened judge, which a server's needs.
-    """
-    return getattr(judge, "identity", "") or identity_of(JudgeSettings(checkpoint=source))
 
 
 def settings_of(source: str, *, memory: str) -> JudgeSettings:
@@ -144,19 +139,19 @@ def default_judge(sets: Iterable[Sequence[Path | str]]) -> str:
     raise UsageError(f"{foreign_images[0]} was not made by the tiny generator; {NO_JUDGE}")
 
 
-def check_judge(source: str, *, adapter: str = "", calibration: str | Path = "") -> None:
-    """Check a source string, its adapter and its calibration before weights are loaded.
+def check_judge(source: str, *, calibration: str | Path = "") -> None:
+    """Check a source string and its calibration before weights are loaded.
 
     Of a server, and of weights that are not on this machine yet, a fault appears later.
 
     Raises:
-        ValueError: There is no such checkpoint or adapter, or they do not fit.
+        ValueError: There is no such checkpoint.
         UsageError: The calibration is of another judge.
     """
     if not is_address(source):
         from pacorl.judge.local import check_local
 
-        check_local(source, adapter)
+        check_local(source)
         curve, identity = read_calibration(calibration), identity_at(source)
         if curve and identity:
             curve.check_judge(source, source, identity)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.io.documents import blamed_on, read_object
-from pacorl.io.hub import HUB_NAME
+from pacorl.io.hub import check_checkpoint, fetch_files, local_file
 from pacorl.models.adapters import check_fits, linear_layers, set_adapter_state
-from pacorl.models.lora import HUB_PATH, PEFT_CONFIG, PEFT_WEIGHTS, Lora, adapter_file, peft_options, read_lora
+from pacorl.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, Lora, adapter_file, peft_options, read_lora
 
 OLD_SPELLINGS = {
     "model.layers.": "model.language_model.layers.",
@@ -34,51 +34,27 @@ FAMILY_NAMES = {
 """Family → its spelling in hub names: 7B models of two families have equal shapes."""
 
 
-def base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
-    """Resolve a LoRA checkpoint to its base and the adapter.
+def lora_config(checkpoint: str, *, fetch: bool = False) -> dict[str, Any]:
+    """Read the adapter_config.json of a LoRA on this machine; empty for a model, and for anything else.
 
     Args:
-        checkpoint: A folder or hub name of a model, or of a PEFT LoRA, whose adapter_config.json names the base.
-
-    Returns:
-        Base and adapter; the arguments if the checkpoint is a model.
-
-    Raises:
-        ValueError: The checkpoint is a LoRA whose base is unknown or missing, or there is a second adapter.
+        checkpoint: A folder, ORG/NAME on the hub, or ORG/NAME:FOLDER.
+        fetch: Ask the hub for a name that is not here. Raises ValueError if there is no such checkpoint.
     """
-    config = lora_config(checkpoint)
-    if config is None:
-        return checkpoint, adapter
-    if adapter:
-        raise ValueError(f"{checkpoint} is a LoRA adapter, and adapter {adapter} beside it a second one; name one")
-    base = config.get("base_model_name_or_path") or ""
-    if not base or not (Path(base).exists() or HUB_NAME.fullmatch(base)):
-        unknown = f"of {base}, which is not here" if base else f"whose {PEFT_CONFIG} names no base"
-        raise ValueError(
-            f"{checkpoint} is a LoRA adapter {unknown}; write the base into base_model_name_or_path there (in a run's "
-            "config: judge.checkpoint and judge.adapter)"
-        )
-    return base, checkpoint
+    if fetch:
+        check_checkpoint(checkpoint, "config.json", PEFT_CONFIG)
+        if not Path(checkpoint).exists():
+            fetch_files(checkpoint, "config.json", PEFT_CONFIG)
+    # A folder with a config.json is a model, even if it has an adapter's config as well.
+    path = local_file(checkpoint, PEFT_CONFIG)
+    if path is None or local_file(checkpoint, "config.json"):
+        return {}
+    return read_object(path)
 
 
-def lora_config(checkpoint: str) -> dict[str, Any] | None:
-    """Read the adapter_config.json of a LoRA folder or hub name; None for a model or anything else."""
-    if HUB_PATH.fullmatch(checkpoint) and not Path(checkpoint).exists():
-        path: Path | None = adapter_file(checkpoint).parent / PEFT_CONFIG
-    elif Path(checkpoint).exists():
-        folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).parent
-        path = None if (folder / "config.json").is_file() else folder / PEFT_CONFIG
-    else:
-        from transformers.utils import cached_file  # imported late: it takes seconds, and folders do not need it
-
-        # For a hub name the config.json decides, which is cached with the model.
-        silent = {"_raise_exceptions_for_missing_entries": False}
-        is_model = cached_file(checkpoint, "config.json", **silent)
-        cached = None if is_model else cached_file(checkpoint, PEFT_CONFIG, **silent)
-        path = Path(cached) if cached else None
-    if path and path.is_file():
-        return read_object(path)
-    return None
+def base_of(checkpoint: str) -> str:
+    """Return the base of a LoRA on this machine; empty for any other checkpoint."""
+    return str(lora_config(checkpoint).get("base_model_name_or_path") or "")
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:

@@ -25,7 +25,7 @@ import numpy as np
 
 from pacorl.config.options import JUDGE_KEY
 from pacorl.core.questions import text_fault
-from pacorl.io.net import ServiceFault, ServiceRefusedError, client_options, key_from, own_headers, service_faults
+from pacorl.io.net import ServiceFault, ServiceRefusedError, client_options, own_headers, service_faults
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.images import DistinctImage, distinct_images
@@ -39,57 +39,57 @@ TokenIds = tuple[tuple[int, ...], tuple[int, ...]]
 
 logger = logging.getLogger(__name__)
 
-COOLDOWN_SECONDS = 10.0
-"""Time for which a silent server is asked only once."""
 PROBE_SECONDS = 5.0
 """Longest time between two attempts in an outage, so that a restarted server is used within seconds."""
-KEY = f"{JUDGE_KEY} (in a run's config: judge.api_key_env)"
 TOP_LOGPROBS = 20  # the most that the API allows
 CUT_TOLERANCE = 1e-3
 """Tolerance for a list of the likeliest tokens without one of Yes and No, which is at most as likely as the list's
 least. If that leaves P(Yes) open by more, the verdict is missing."""
 ROUNDING = 1e-2  # a server in bf16 may list a log-probability above 0 by so much
 FLOOR_LOGPROB = -9999.0  # vLLM's encoding of −inf
-VLLM_KEYS = ("chat_template_kwargs", "repetition_penalty")
-"""Keys of a request that OpenAI's own service refuses; its models need none of them."""
 
 
 # --- requests --------------------------------------------------------------------------------------------------
 
 
-def turn_body(model: str, images: Sequence[DistinctImage], text: str, *, max_tokens: int) -> dict[str, Any]:
-    """Build a request of one user turn, its images before its text, without thinking."""
+def chat_body(images: Sequence[DistinctImage], text: str, *, ids: TokenIds | None, **options: Any) -> dict[str, Any]:
+    """Build a request of one user turn, its images before its text.
+
+    Args:
+        ids: Those of Yes and No if the server is vLLM, which also takes keys that OpenAI's own service refuses.
+        options: Further keys.
+    """
     content: list[dict[str, Any]] = []
     for image in images:
         content.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image.png}"}})
-    messages = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
-    thinking = {"chat_template_kwargs": {"enable_thinking": False}}
-    return {"model": model, "messages": messages, "max_tokens": max_tokens} | thinking
+    body = {"messages": [{"role": "user", "content": [*content, {"type": "text", "text": text}]}], **options}
+    if ids:
+        body["chat_template_kwargs"] = {"enable_thinking": False}
+    return body
 
 
-def verdict_body(
-    model: str, images: Sequence[DistinctImage], text: str, *, ids: TokenIds | None = None
-) -> dict[str, Any]:
+def verdict_body(images: Sequence[DistinctImage], text: str, *, ids: TokenIds | None) -> dict[str, Any]:
     """Build a request for the first token's log-probabilities.
 
     With `ids` the words are requested by id, so that the server lists them even if they are unlikely.
     """
     # The sampled token is unused. At temperature 1 a server that reports log-probabilities after the sampler's changes
-    # reports the model's own. A checkpoint's penalty is meant for reasons: it would lower a Yes or No in the question.
-    sampling = {"temperature": 1, "top_p": 1, "repetition_penalty": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
-    by_id: dict[str, Any] = {}
+    # reports the model's own.
+    sampling = {"temperature": 1, "top_p": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
+    body = chat_body(images, text, ids=ids, max_tokens=1, **sampling)
     if ids:
-        by_id = {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
-    return turn_body(model, images, text, max_tokens=1) | sampling | by_id
+        # A checkpoint's penalty is meant for reasons: it would lower a Yes or No in the question.
+        body |= {"repetition_penalty": 1, "logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
+    return body
 
 
-def decision_body(model: str, images: Sequence[DistinctImage], text: str) -> dict[str, Any]:
+def decision_body(images: Sequence[DistinctImage], text: str) -> dict[str, Any]:
     """Build a request of transformers' `/v1/systemone`, for servers without log-probabilities."""
     assets = {}
     for number, image in enumerate(images, 1):
         assets[f"image-{number}"] = {"type": "image", "format": "png", "data_base64": image.png}
     question = {"type": "noul", "instructions": text}
-    return {"model": model, "state": "".join(assets), "questions": {"same": question}, "assets": assets}
+    return {"state": "".join(assets), "questions": {"same": question}, "assets": assets}
 
 
 # --- answers ---------------------------------------------------------------------------------------------------
@@ -190,26 +190,13 @@ class HttpJudge:
     """Client of one model on a server; thread-safe. A call sends every distinct question once."""
 
     def __init__(
-        self,
-        model: str,
-        url: str,
-        *,
-        api_key_env: str = "",
-        concurrency: int = CONCURRENCY,
-        processes: int = 1,
-        timeout: float = ANSWER_SECONDS,
-        retries: int = RETRIES,
-        variants: bool = False,
-        calibration: Calibration | None = None,
+        self, source: str, *, processes: int = 1, variants: bool = False, calibration: Calibration | None = None
     ) -> None:
         """
         Args:
-            model: The model's name there; empty for a server's only one.
-            url: Base URL of the server.
-            api_key_env: The environment variable of the key; by default `JUDGE_KEY`, if it is set.
-            concurrency: Concurrent requests of all `processes` (ranks) together.
-            timeout: Seconds for an answer.
-            retries: Further requests of openai's client before a verdict is missing.
+            source: `URL[#MODEL]`; a server's only model needs no name. The server's key is in `JUDGE_KEY`, if it has
+                one.
+            processes: Ranks that share the server's `CONCURRENCY`.
             variants: Add up the spellings `VARIANTS`.
             calibration: Curves that map the verdicts' P(Yes).
         """
@@ -217,12 +204,9 @@ class HttpJudge:
         import openai
         from anyio.from_thread import start_blocking_portal
 
-        self.model = model
-        self.url = split_address(url)[0]
+        self.url, self.model = split_address(source)
         self.words = VARIANTS if variants else WORDS
         self.calibration = calibration
-        self.timeout = timeout
-        self.retries = retries
         # Results of the handshake.
         self.ids: TokenIds | None = None
         """Token ids of Yes and No; None if unknown, or before `check`."""
@@ -232,30 +216,27 @@ class HttpJudge:
         """Identity of the weights, or the model's name if the server publishes none; empty before `check`."""
         self.note = ""
         """Caveat of the server about its judge, with its address; empty for most servers, and before `check`."""
-        self._refused: set[str] = set()
-        """Those of `VLLM_KEYS` that the server does not take."""
         # Outages.
         self._patience = 0.0
         """Seconds for which a silence is waited out."""
         self._answered_at = -math.inf
-        self._silent_until = 0.0
-        """Time until which the server is asked only once."""
+        self._is_silent = False
+        """Whether the last request had no answer: openai's client repeats none until the server answers again."""
         self._is_announced = False
         """Whether the present outage was logged."""
 
         # The key is the transport's: variables for OpenAI's own service stay here.
-        self._key = key_from(api_key_env) or os.environ.get(JUDGE_KEY, "")
-        self._key_variable = api_key_env or KEY
-        transport = httpx2.AsyncClient(**client_options(self.url, seconds=timeout, key=self._key))
+        self._key = os.environ.get(JUDGE_KEY, "")
+        transport = httpx2.AsyncClient(**client_options(self.url, seconds=ANSWER_SECONDS, key=self._key))
         self._client: Any = openai.AsyncOpenAI(base_url=self.url, api_key="-", http_client=transport)
-        self._slots = asyncio.Semaphore(max(1, concurrency // processes))
+        self._slots = asyncio.Semaphore(max(1, CONCURRENCY // processes))
         # An event loop on a thread of its own, so that blocking code, notebooks included, can wait for coroutines.
         self._stack = ExitStack()
         self._portal = self._stack.enter_context(start_blocking_portal())
 
     @classmethod
-    def connect(cls, source: str, *, model: str = "", startup: float = 0.0, **options: Any) -> Self:
-        """Build a judge from `URL[#MODEL]`, after a handshake with the server.
+    def connect(cls, source: str, *, startup: float = 0.0, **options: Any) -> Self:
+        """Build a judge after a handshake with its server.
 
         Args:
             startup: Seconds that a server which does not answer yet is waited for.
@@ -265,10 +246,9 @@ class HttpJudge:
             UnreachableError: if the server is silent.
             UsageError: if the calibration is of another judge.
         """
-        url, model_name = split_address(source)
-        judge = cls(model or model_name, url, **options)
+        judge = cls(source, **options)
         try:
-            judge.check(patience=startup)
+            judge._run(judge._check, startup)
             if judge.calibration:
                 judge.calibration.check_judge(source, judge.model, judge.identity)
         except BaseException:  # a Ctrl-C too: the judge's thread would outlive it
@@ -286,15 +266,6 @@ class HttpJudge:
     def explain(self, question: Question) -> str:
         """Answer in words. Raises RuntimeError if the server gives no answer."""
         return self._run(self._explain, question)
-
-    def check(self, *, patience: float = 0.0) -> None:
-        """Shake hands with the server, waiting up to `patience` seconds for a silent one.
-
-        Raises:
-            ServiceRefusedError: for a wrong model name, key or address.
-            UnreachableError: if the server stays silent.
-        """
-        self._run(self._check, patience)
 
     def wait_for_outages(self, seconds: float = OUTAGE_SECONDS) -> None:
         """From now on retry questions that the server does not answer, for up to `seconds`.
@@ -343,9 +314,8 @@ class HttpJudge:
     async def _verdict(self, images: Sequence[DistinctImage], text: str) -> Verdict:
         try:
             if self.decides:
-                body = decision_body(self.model, images, text)
-                return Verdict(await self._ask(text, "systemone", body, read=read_decision))
-            body = verdict_body(self.model, images, text, ids=self.ids)
+                return Verdict(await self._ask(text, "systemone", decision_body(images, text), read=read_decision))
+            body = verdict_body(images, text, ids=self.ids)
             read = partial(read_p_yes, words=self.words, ids=self.ids)
             return Verdict(await self._ask(text, "chat/completions", body, read=read))
         except ServiceFault as fault:
@@ -354,7 +324,7 @@ class HttpJudge:
     async def _explain(self, question: Question) -> str:
         (images,) = await asyncio.to_thread(distinct_images, [question])
         # Greedy: the same request gets the same answer.
-        body = turn_body(self.model, images, question.text, max_tokens=MOST_WORDS) | {"temperature": 0}
+        body = chat_body(images, question.text, ids=self.ids, max_tokens=MOST_WORDS, temperature=0)
         try:
             return await self._ask(question.text, "chat/completions", body, read=read_text)
         except ServiceFault as fault:
@@ -370,22 +340,16 @@ class HttpJudge:
         """
         if reason := text_fault(text):
             raise ServiceFault(reason)
+        asked = {"model": self.model, **body}
         async with self._slots:
             started_at = time.monotonic()
             again = False
             while True:
                 sent_at = time.monotonic()
-                # In an outage one request is a probe, and openai's client does not repeat it.
-                retries = self.retries if sent_at >= self._silent_until else 0
-                sent = {key: value for key, value in body.items() if key not in self._refused}
+                retries = 0 if self._is_silent else RETRIES
                 try:
-                    return await self._exchange(f"{self.url}/{page}", sent, read=read, retries=retries)
+                    return await self._exchange(f"{self.url}/{page}", asked, read=read, retries=retries)
                 except ServiceFault as fault:
-                    # A server that does not take vLLM's keys names them, and is asked again without them.
-                    refused = {key for key in VLLM_KEYS if key in sent and key in str(fault)}
-                    if refused:
-                        self._refused |= refused
-                        continue
                     # Only an outage is waited for. Questions that were answered meanwhile mean none.
                     answered_meanwhile = self._answered_at > sent_at
                     if not (fault.unreachable and self._patience) or (answered_meanwhile and again):
@@ -417,21 +381,20 @@ class HttpJudge:
 
         send = self._client.get if body is None else partial(self._client.post, body=body)
         options = {"headers": own_headers(), "max_retries": retries}
+        service = {"model": self.model, "key": self._key, "key_variable": JUDGE_KEY}
         # A refusal is an answer too: only an unreachable server is silent.
         is_silent = False
         try:
-            with service_faults(
-                self.url, model=self.model, seconds=self.timeout, key=self._key, key_variable=self._key_variable
-            ):
+            with service_faults(self.url, seconds=ANSWER_SECONDS, **service):
                 # Over everything: each chunk of a slow body would reset the client's own limit.
-                async with asyncio.timeout(self.timeout * (1 + retries)):
+                async with asyncio.timeout(ANSWER_SECONDS * (1 + retries)):
                     response = await send(url, cast_to=httpx2.Response, options=options)
                 return read(response.json())
         except ServiceFault as fault:
             is_silent = fault.unreachable
             raise
         finally:
-            self._silent_until = time.monotonic() + COOLDOWN_SECONDS if is_silent else 0.0
+            self._is_silent = is_silent
             if not is_silent:
                 self._answered_at = time.monotonic()
                 self._is_announced = False

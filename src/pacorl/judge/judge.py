@@ -77,21 +77,14 @@ class JudgeSettings(ModelSection):
     """A judge in this process, or behind an OpenAI-compatible API."""
 
     checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
-    """A transformers folder, a hub name, `tiny` or `tiny-edits` for the committed judges, or a server's address:
-    `URL[#MODEL]`. A model in this process computes in bfloat16 on a GPU, a tiny one in float32."""
-    adapter: str = ""
-    """A LoRA on top of the checkpoint, a folder or a hub name."""
-    api_key_env: str = ""
-    """The environment variable that holds a server's key; by default PACORL_API_KEY, if it is set."""
+    """A folder or hub name of a model, or of a LoRA, whose adapter_config.json names its base; `tiny` or `tiny-edits`
+    for the committed judges; or a server's address, `URL[#MODEL]`, whose key is in PACORL_API_KEY. A model in this
+    process computes in bfloat16 on a GPU, a tiny one in float32."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> JudgeSettings:
         if self.remote:
             split_address(self.checkpoint)
-            if self.adapter:
-                raise ValueError(
-                    f"adapter {self.adapter} is a server's own affair; name it there, and here as URL#NAME"
-                )
         return self
 
     @property

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from pacorl.core.devices import NONE, available_device, best_dtype
 from pacorl.core.questions import text_fault
-from pacorl.io.documents import read_object
-from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
+from pacorl.io.hub import HUB_NAME, check_checkpoint, checkpoint_digest
+from pacorl.judge.adapter import base_of, lora_config, merge_adapter
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.judge import BATCH_TOKENS, MOST_WORDS, VARIANTS, WORDS
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.sharing import FAMILIES, SharedForward, can_share, prefix_forest
 from pacorl.models.int8 import quantize_model
+from pacorl.models.lora import PEFT_CONFIG, adapter_file
 from pacorl.types import TINY, TINY_EDITS, Question, Verdict
 
 logger = logging.getLogger(__name__)
@@ -50,20 +51,10 @@ CPU_TOKENS = 1024
 """Most tokens of a forward on a CPU, per thread: their activations fit its caches, and weights are reread rarely."""
 
 
-def weight_digests(checkpoint: str, adapter: str = "") -> list[str]:
-    """Hash the weights of a judge, its adapter and its base; empty for weights outside this machine."""
+def weight_digests(checkpoint: str) -> list[str]:
+    """Hash the weights of a judge, and of its base if it is a LoRA; empty for weights outside this machine."""
     checkpoint = str(EMBEDDED.get(checkpoint, checkpoint))
-    sources = (checkpoint, adapter, base_of(checkpoint))
-    return [checkpoint_digest(source) for source in sources if source]
-
-
-def base_of(checkpoint: str) -> str:
-    """Return the base of a LoRA checkpoint on this machine; empty for any other checkpoint."""
-    # A folder with a config.json is a model, even if it has an adapter's config as well.
-    path = local_file(checkpoint, "adapter_config.json")
-    if local_file(checkpoint, "config.json") or not path:
-        return ""
-    return str(read_object(path).get("base_model_name_or_path") or "")
+    return [checkpoint_digest(source) for source in (checkpoint, base_of(checkpoint)) if source]
 
 
 class LocalJudge:
@@ -122,31 +113,30 @@ class LocalJudge:
         cls,
         checkpoint: str | Path,
         *,
-        adapter: str = "",
         dtype: str = "float32",
         quantize: str = NONE,
         stream: bool = False,
         device: str | torch.device = "cpu",
         **options: Any,
     ) -> LocalJudge:
-        """Load a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an optional adapter.
+        """Load a checkpoint folder, a hub name, or the committed tiny judge ("tiny").
 
         Args:
-            checkpoint: A PEFT LoRA is loaded on the base named in its config.
-            quantize: `none`, or `int8` for the blocks' weights; an adapter is merged before.
+            checkpoint: A PEFT LoRA is merged into the base named in its config.
+            quantize: `none`, or `int8` for the blocks' weights.
             stream: Keep these weights in main memory, and send them to the device layer by layer.
 
         Raises:
-            ValueError: if the adapter belongs to another base, its base is unknown, or weights are damaged.
+            ValueError: if a LoRA belongs to another base, its base is unknown, or weights are damaged.
         """
         # Cheap checks, before transformers is imported.
-        source, merged = check_local(str(checkpoint), adapter)
-        if merged != adapter:
+        source, adapter = check_local(str(checkpoint))
+        if adapter:
             logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)
 
         from pacorl.io.processor import load_processor
 
-        model = _load_model(source, merged, dtype=dtype, quantize=quantize, stream=stream, device=device)
+        model = _load_model(source, adapter, dtype=dtype, quantize=quantize, stream=stream, device=device)
         judge = cls(model, load_processor(source), **options)
         if checkpoint in (TINY, TINY_EDITS):
             judge.note = TINY_NOTE
@@ -243,7 +233,6 @@ def _load_model(
     from transformers import AutoModelForImageTextToText
 
     from pacorl.io.pretrained import pretrained
-    from pacorl.judge.adapter import merge_adapter
 
     model = pretrained(AutoModelForImageTextToText, source, dtype=getattr(torch, dtype))
     if adapter:
@@ -253,25 +242,28 @@ def _load_model(
     return model.to(device)
 
 
-def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
-    """Check a checkpoint and its adapter before transformers is imported, which takes seconds.
+def check_local(checkpoint: str) -> tuple[str, str]:
+    """Check a checkpoint before transformers is imported, which takes seconds.
 
     Returns:
-        The base, a folder or hub name, and the adapter on it.
+        Folder or hub name of a model, and the LoRA on it, which is the checkpoint itself; empty for a model.
 
     Raises:
-        ValueError: There is no such checkpoint or adapter.
+        ValueError: There is no such checkpoint, or it is a LoRA whose base is unknown or missing.
     """
-    from pacorl.judge.adapter import base_and_adapter
-    from pacorl.models.lora import PEFT_CONFIG, adapter_file
-
     source = str(EMBEDDED.get(checkpoint, checkpoint))
-    check_checkpoint(source, "config.json", PEFT_CONFIG)
-    base, adapter = base_and_adapter(source, adapter)
+    config = lora_config(source, fetch=True)
+    if not config:
+        return source, ""
+    base = str(config.get("base_model_name_or_path") or "")
+    if not HUB_NAME.fullmatch(base) and not (base and Path(base).exists()):
+        raise ValueError(
+            f"{checkpoint} is a LoRA adapter of {base or 'no named base'}, which is not here; write the base's folder "
+            f"or hub name into base_model_name_or_path of its {PEFT_CONFIG}"
+        )
     check_checkpoint(base, "config.json")
-    if adapter:
-        adapter_file(adapter)
-    return base, adapter
+    adapter_file(source)
+    return base, source
 
 
 def placement(checkpoint: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConf
 
 from pacorl.io.documents import read_object, write_json
 from pacorl.io.files import write_atomic
-from pacorl.io.hub import check_checkpoint
 from pacorl.io.pretrained import pretrained
 from pacorl.io.processor import load_processor
 from pacorl.judge.adapter import lora_config, merge_adapter, read_adapter, with_lora
@@ -21,7 +20,6 @@ from pacorl.judge.decision import save_decision
 from pacorl.judge.local import EMBEDDED
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.models.adapters import copy_start
-from pacorl.models.lora import PEFT_CONFIG
 
 VISION = "visual"
 """The vision tower's name in every model of the family."""
@@ -41,8 +39,7 @@ def source_of(checkpoint: str) -> str:
         ValueError: it is an adapter, or a model of another family.
     """
     source = str(EMBEDDED.get(checkpoint, checkpoint))
-    check_checkpoint(source, "config.json", PEFT_CONFIG)
-    lora = lora_config(source)
+    lora = lora_config(source, fetch=True)
     if lora:
         base = lora.get("base_model_name_or_path") or "BASE"
         raise ValueError(f"{checkpoint} is a LoRA adapter; set model.checkpoint={base} tuning.start={checkpoint}")

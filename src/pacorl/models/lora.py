@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pacorl.io.documents import blamed_on, parse_object, read_object, typed, write_json
 from pacorl.io.files import replacing, safetensors_errors
-from pacorl.io.hub import HUB_NAME, check_checkpoint
+from pacorl.io.hub import HUB_NAME, check_checkpoint, fetch_files
 
 ADAPTER = "default"
 """PEFT's name of a model's only adapter."""
@@ -125,15 +125,13 @@ def _from_hub(source: str, *, fetch: bool) -> Path:
     repo, _, path = source.partition(":")
     if not HUB_NAME.fullmatch(repo) or repo.endswith(".safetensors"):
         raise ValueError(f"no adapter in {source}: there is no such file or folder")
-    from huggingface_hub import snapshot_download
-
     # By name: a repository may contain a whole checkpoint too.
     files = [*ADAPTER_FILES, *(f"lora/{name}" for name in ADAPTER_FILES)]
     if path:
         files = [path, f"{path}/*", str(Path(path).parent / PEFT_CONFIG)]
     if fetch:
         check_checkpoint(repo, *files, *(f"{path}/{name}" for name in ADAPTER_FILES if path))
-    return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch), path)
+    return fetch_files(repo, *files, fetch=fetch) / path
 
 
 # --- reading -------------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.hub import HUB_NAME, OF_MODEL, OF_PIPELINE, PIPELINE, download_command, local_file
 from pacorl.judge import open_judge
+from pacorl.judge.adapter import base_of
 from pacorl.judge.judge import JudgeSettings, close_judge
-from pacorl.judge.local import BASES, EMBEDDED, base_of
+from pacorl.judge.local import BASES, EMBEDDED
 from pacorl.models.lora import HUB_PATH, adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
@@ -190,8 +191,6 @@ def absences_of(config: PolicyConfig, encoders: Collection[ClipEncoder]) -> Iter
         if not local_file(encoder.checkpoint, "model.safetensors"):
             yield _absence("rewards", encoder.checkpoint, "a CLIP", *OF_MODEL, size=4 * CLIP_PARAMETERS)
     yield from absent_lora("adapter.start", config.adapter.start)
-    if config.judge:
-        yield from absent_lora("judge.adapter", config.judge.adapter)
 
 
 def absent_lora(key: str, source: str) -> Iterator[MissingFile]:
