@@ -121,7 +121,7 @@ def test_everybodys_file_has_votes_about_the_same_pairs(mine, tmp_path: Path) ->
     counts = export(tmp_path, test_share=0.5)
     assert counts["balance"] == {"votes": 10, "yes": 2, "no": 2, "undecided": 2}
     assert [split["groups"] for split in counts["splits"].values()] == [1, 1]
-    assert (counts["agreement"], counts["shared_questions"]) == ("0.500", 2)
+    assert counts["alike"] == dict.fromkeys(("ann", "ben"), "3 of 6 pairs")
     # Ann answers the same on the page as well: she keeps one vote.
     shutil.copy(tmp_path / "imported/rankings/rankings.jsonl", tmp_path / "rankings.jsonl")
     assert export(tmp_path, test_share=0.5)["balance"] == counts["balance"]

@@ -7,13 +7,11 @@ import pytest
 
 from pacorl.core import questions
 from pacorl.dataset.rules import (
-    Concord,
-    agreement_by_person,
+    alike_pairs,
     best_worst,
     in_either_order,
     label_pairs,
     majority_rankings,
-    pair_agreement,
     pair_key,
     split_groups,
 )
@@ -44,14 +42,12 @@ def test_the_share_of_pairs_in_the_same_order_by_hand():
     """abcd against abdc: 5 of 6 alike; against dcba: 1 of 6 and none; a question of one person and a decision: none."""
     three = [answer("x", "abcd"), answer("y", "abdc"), answer("z", "dcba")]
     others = [answer("x", "abcd", instance="alone"), replace(answer("e", "dcba"), adjudicated=True)]
-    agreement = pair_agreement([*three, *others])
-    assert (agreement.mean, agreement.groups, agreement.low) == (pytest.approx(6 / 18), 1, None)
-    assert pair_agreement(others) is None
-    assert agreement_by_person([*three, *others]) == {"x": (5, 12), "y": (6, 12), "z": (1, 12)}
+    assert alike_pairs(others) == {}
+    assert alike_pairs([*three, *others]) == {"x": (5, 12), "y": (6, 12), "z": (1, 12)}
     # Of a = b > c > d and abcd, the pair that one of them ties is left out.
     tied = replace(answer("y", "abcd"), tiers=(("a", "b"), "c", "d"))
-    assert pair_agreement([answer("x", "bacd"), tied]).mean == 1
-    assert pair_agreement([answer("x", "abdc"), tied]).mean == pytest.approx(4 / 5)
+    assert alike_pairs([answer("x", "bacd"), tied])["x"] == (5, 5)
+    assert alike_pairs([answer("x", "abdc"), tied])["x"] == (4, 5)
 
 
 def test_one_of_three_labels_no_pair_and_the_benchmark_has_the_order_of_two():
@@ -60,12 +56,6 @@ def test_one_of_three_labels_no_pair_and_the_benchmark_has_the_order_of_two():
     assert [ranking.candidates for ranking in majority_rankings(answers)] == [tuple("abcd")]
     # Each of a, b and c wins once in a circle.
     assert majority_rankings([answer("x", "abc"), answer("y", "bca"), answer("z", "cab")]) == []
-
-
-def test_a_person_is_doubted_whose_order_is_two_deviations_or_less_above_chance_of_thirty_pairs():
-    counted = [Concord(9, 30), Concord(10, 30), Concord(20, 30), Concord(21, 30), Concord(0, 29), Concord()]
-    chance = "ranks like chance"
-    assert [concord.doubt for concord in counted] == ["may rank backwards", chance, chance, "", "", ""]
 
 
 def test_both_orders_of_a_pair_are_one_and_a_contradiction_is_a_tie():

@@ -26,7 +26,7 @@ from pacorl.core.batches import grouped
 from pacorl.core.grid import subject_text
 from pacorl.dataset.answer_log import LOG, AnswerLog, Event, Role, start_event
 from pacorl.dataset.folder import Instance, read_instances
-from pacorl.dataset.rules import Concord, agreement_by_person, best_worst, pair_agreement
+from pacorl.dataset.rules import alike_pairs, best_worst
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import existing, inside, safe_name, sole_holder, text_digest
 from pacorl.io.images import IMAGE_TYPES
@@ -282,30 +282,24 @@ class Annotation:
     def summary(self) -> dict[str, Any]:
         """Describe everybody's progress and agreement, for the administrator."""
         log = self.log
-        rankings = log.rankings()
-        agreement = pair_agreement(rankings)
-        agreement_of = agreement_by_person(rankings)
+        shares = alike_pairs(log.rankings())
         people = []
         for name, role in log.people.items():
             ranked = [event for event in log.of(name) if event.kind == "rank"]
             controls = [event for event in ranked if log.instances[event.instance].is_control]
-            concord = agreement_of.get(name, Concord())
+            alike, compared = shares.get(name, (0, 0))
             people.append(
                 {
                     "name": name,
                     "role": role,
                     "controls": len(controls),
                     "passed": sum(map(log.passed, controls)),
-                    **concord._asdict(),
-                    "doubt": concord.doubt,
+                    "alike": alike,
+                    "compared": compared,
                     **self.progress(name),
                 }
             )
-        return {
-            "people": people,
-            "agreement": agreement.document() if agreement else None,
-            "disputed": len(self.disputed()),
-        }
+        return {"people": people, "disputed": len(self.disputed())}
 
     # --- changes -----------------------------------------------------------------------------------------------------
 

@@ -14,16 +14,14 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from pacorl.core.batches import grouped
 from pacorl.dataset.answer_log import collect_answers
 from pacorl.dataset.folder import read_answers
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import (
     Split,
-    agreement_by_person,
+    alike_pairs,
     label_pairs,
     majority_rankings,
-    pair_agreement,
     pair_key,
     question_of,
     split_groups,
@@ -209,14 +207,9 @@ def export(
 
 
 def people_counts(answers: Sequence[Ranking]) -> JsonObject:
-    """Describe how well people agree, and whose rankings are doubtful; nothing if no two people ranked a question."""
-    counts: JsonObject = {}
-    if agreement := pair_agreement(answers):
-        counts = {"agreement": agreement.text(), "shared_questions": agreement.groups}
-    doubtful = [(concord.doubt, person) for person, concord in agreement_by_person(answers).items() if concord.doubt]
-    for doubt, people in grouped(doubtful).items():
-        counts[doubt.replace(" ", "_")] = ", ".join(people)
-    return counts
+    """Count how often each person orders two images as others do; nothing if no two people ranked a question."""
+    shares = {person: f"{alike} of {compared} pairs" for person, (alike, compared) in alike_pairs(answers).items()}
+    return {"alike": shares} if shares else {}
 
 
 def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:

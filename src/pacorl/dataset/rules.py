@@ -6,28 +6,22 @@ with the reference, the worst is not.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations, permutations
 from pathlib import Path
 from random import Random
-from typing import Literal, NamedTuple
-
-import numpy as np
+from typing import Literal
 
 from pacorl.core import questions
 from pacorl.core.batches import components, grouped
-from pacorl.core.ranking import FEWEST, Interval, bootstrap
 from pacorl.dataset.folder import final_answers
 from pacorl.io.files import text_digest
 from pacorl.records.rankings import Ranking
 from pacorl.types import Comparison
 
 Split = Literal["train", "test"]
-AGREEMENT_DRAWS = 500
-"""Resamples for the interval of people's agreement, which the administrator's page computes after each ranking."""
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
@@ -42,79 +36,24 @@ def tier_of(answer: Ranking) -> dict[str, int]:
     return {name: number for number, tier in enumerate(answer.tiers) for name in tier}
 
 
-def pair_orders(answers: Iterable[Ranking]) -> Iterator[int]:
-    """Compare any two people on every pair of an instance's candidates.
+def alike_pairs(answers: Iterable[Ranking]) -> dict[str, tuple[int, int]]:
+    """Compare each person with everybody who ranked the same instances.
 
-    Yields:
-        A number above 0 for the same order, below 0 for opposite orders, 0 for a tie in either ranking.
+    Returns:
+        Person → the number of pairs of candidates in the same order, of which chance gives half, and of all pairs that
+        both order. Neither a tie nor a decision, which is no second opinion, counts.
     """
-    for tiers_a, tiers_b in combinations(map(tier_of, answers), 2):
-        for first, second in combinations(tiers_a, 2):
-            yield (tiers_a[first] - tiers_a[second]) * (tiers_b[first] - tiers_b[second])
-
-
-def pair_agreement(answers: Sequence[Ranking]) -> Interval | None:
-    """Agreement of any two people on the order of candidate pairs, as a share of the pairs that both order.
-
-    Chance gives 0.5. The interval resamples instances. None if no two people ranked an instance.
-    """
-    # A decision is no second opinion.
-    by_instance = grouped((answer.instance, answer) for answer in answers if not answer.adjudicated)
-    alike = []
-    compared = []
-    for rankings in by_instance.values():
-        both = same = 0
-        for order in pair_orders(rankings):
-            both += order != 0
-            same += order > 0
-        # Counts instead of shares: an instance with few ordered pairs must not weigh as much as one with many.
-        if both:
-            alike.append(same)
-            compared.append(both)
-
-    if not compared:
-        return None
-    alike_Q, compared_Q = np.array(alike), np.array(compared)
-    (share,) = bootstrap(
-        range(len(compared)),
-        lambda index: np.array([alike_Q[index].sum() / compared_Q[index].sum()]),
-        draws=AGREEMENT_DRAWS,
-    )
-    return share
-
-
-class Concord(NamedTuple):
-    """A person's pairs of candidates that others order too: in the same order, and all."""
-
-    alike: int = 0
-    compared: int = 0
-
-    @property
-    def doubt(self) -> str:
-        """A doubt about the person: an order like chance, or a reversed one; empty without, or of few pairs."""
-        if self.compared < FEWEST:
-            return ""
-        # Two standard deviations of the count that chance gives.
-        wide = math.sqrt(self.compared)
-        if self.alike < self.compared / 2 - wide:
-            return "may rank backwards"
-        if self.alike < self.compared / 2 + wide:
-            return "ranks like chance"
-        return ""
-
-
-def agreement_by_person(answers: Iterable[Ranking]) -> dict[str, Concord]:
-    """Compare each person with everybody who ranked the same instances."""
-    alike: Counter[str] = Counter()
-    compared: Counter[str] = Counter()
+    orders: dict[str, list[bool]] = defaultdict(list)
     by_instance = grouped((answer.instance, answer) for answer in answers if not answer.adjudicated)
     for rankings in by_instance.values():
-        for two in combinations(rankings, 2):
-            orders = [order > 0 for order in pair_orders(two) if order]
-            for answer in two:
-                alike[answer.annotator] += sum(orders)
-                compared[answer.annotator] += len(orders)
-    return {person: Concord(alike[person], compared[person]) for person in compared}
+        for one, other in combinations(rankings, 2):
+            tiers_a, tiers_b = tier_of(one), tier_of(other)
+            for first, second in combinations(tiers_a, 2):
+                order = (tiers_a[first] - tiers_a[second]) * (tiers_b[first] - tiers_b[second])
+                if order:
+                    orders[one.annotator].append(order > 0)
+                    orders[other.annotator].append(order > 0)
+    return {person: (sum(alike), len(alike)) for person, alike in orders.items()}
 
 
 def question_of(answer: Ranking) -> str:
@@ -145,39 +84,33 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
         The pairs, whose images are named as in the rankings, and counts of votes and labels. `undecided` pairs have
         votes and no majority.
     """
-    # Collect the votes. Decisions come first, so that later rankings of the same pair are skipped.
-    voted: dict[str, Comparison] = {}
-    votes: dict[str, list[int]] = {}  # No, Yes
-    adjudicated: set[str] = set()
-    by_instance = grouped((answer.instance, answer) for answer in final_answers(answers))
-    for rankings in sorted(by_instance.values(), key=lambda rankings: not rankings[0].adjudicated):
-        of_instance: dict[str, list[int]] = {}
-        for answer in rankings:
-            for pair in voted_pairs(answer):
-                key = pair_key(pair)
-                voted.setdefault(key, pair)
-                of_instance.setdefault(key, [0, 0])[pair.consistent] += 1
-        is_decision = rankings[0].adjudicated
-        if is_decision:
-            adjudicated |= of_instance.keys()
-        for key, no_yes in of_instance.items():
-            pooled = votes.setdefault(key, [0, 0])
-            # Divided people cast no vote, and no vote outweighs a decision.
-            if 2 * max(no_yes) >= len(rankings) and (is_decision or key not in adjudicated):
-                pooled[False] += no_yes[False]
-                pooled[True] += no_yes[True]
-
-    # The majority decides. Sorted, so that the pairs do not depend on the order in which people answered.
+    final = final_answers(answers)
+    decisions = [answer for answer in final if answer.adjudicated]
+    votes = _votes(answer for answer in final if not answer.adjudicated) | _votes(decisions)
+    # Sorted, so that the pairs do not depend on the order in which people answered.
     pairs = []
-    for key in sorted(voted):
-        no, yes = votes[key]
+    for key in sorted(votes):
+        yes = sum(pair.consistent for pair in votes[key])
+        no = len(votes[key]) - yes
         if yes != no:
-            pairs.append(replace(voted[key], consistent=yes > no))
+            pairs.append(replace(votes[key][0], consistent=yes > no))
 
     yes_count = sum(pair.consistent for pair in pairs)
-    no_count = len(pairs) - yes_count
-    counts = {"votes": sum(map(sum, votes.values())), "yes": yes_count, "no": no_count}
-    return pairs, counts | {"undecided": len(voted) - len(pairs)}
+    counts = {"votes": sum(map(len, votes.values())), "yes": yes_count, "no": len(pairs) - yes_count}
+    return pairs, counts | {"undecided": len(votes) - len(pairs)}
+
+
+def _votes(answers: Iterable[Ranking]) -> dict[str, list[Comparison]]:
+    """Map the key of each pair to the votes that count, none if people are divided."""
+    votes: dict[str, list[Comparison]] = defaultdict(list)
+    by_instance = grouped((answer.instance, answer) for answer in answers)
+    for rankings in by_instance.values():
+        of_instance = chain.from_iterable(map(voted_pairs, rankings))
+        for key, pairs in grouped((pair_key(pair), pair) for pair in of_instance).items():
+            yes = sum(pair.consistent for pair in pairs)
+            is_majority = 2 * max(yes, len(pairs) - yes) >= len(rankings)
+            votes[key] += pairs if is_majority else []
+    return votes
 
 
 def voted_pairs(answer: Ranking) -> Iterator[Comparison]:

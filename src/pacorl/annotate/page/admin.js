@@ -15,13 +15,11 @@ async function look() {
   setTimeout(look, Math.max(REFRESH_MS, 20 * (performance.now() - start)));
 }
 
-function show({ people, agreement, disputed }) {
-  const interval = agreement?.low == null ? " (too few for an interval)" : ` (${percent(agreement.low)} to ${percent(agreement.high)})`;
-  const alike = agreement ? `Of the pairs that two people ordered, in ${agreement.groups} shared questions, ${percent(agreement.mean)}${interval} are in the same order; 50 % is chance, and a judge's accuracy is measured alike.` : "No two people have ranked the same question yet.";
-  $("agreement").textContent = `${alike} ${disputed} questions wait to be settled by one more person.`;
+function show({ people, disputed }) {
+  $("agreement").textContent = `Of the pairs of images that two people ordered, chance puts 50 % in the same order. ${disputed} questions wait to be settled by one more person.`;
   fill($("people"), people.map((one) => [one.name, one.role, `${one.ranked + one.skipped} of ${one.total}`, one.skipped,
     one.controls ? `${one.passed} of ${one.controls}` : "–",
-    one.compared ? `${one.alike} of ${one.compared} pairs, ${percent(one.alike / one.compared)}${one.doubt && `; ${one.doubt}`}` : "–"]));
+    one.compared ? `${one.alike} of ${one.compared} pairs, ${percent(one.alike / one.compared)}` : "–"]));
 }
 
 function fill(body, rows) {
