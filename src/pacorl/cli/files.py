@@ -110,7 +110,7 @@ def _convert(source: Path) -> None:
         echo(f"wrote {path}")
 
 
-def config(key: str = Argument("", help="A key such as `sampling.tree`, or the end of one.")) -> None:
+def config(key: str = Argument("", help="A key such as `sampling.tree`, or a part of one.")) -> None:
     """Show a key's meaning, its values and its default; for a section, of all its keys; without a key the sections."""
     from pacorl.config.reference import RUNS, matching
 

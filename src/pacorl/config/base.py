@@ -8,12 +8,10 @@ fix.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -54,15 +52,6 @@ class Section(BaseModel):
 
     # Extra keys are refused: a typo must not silently mean a default. NaN as a bound would accept every value.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    if not TYPE_CHECKING:  # the typed arguments that pydantic's plugin derives stay
-
-        def __init__(self, **values: Any) -> None:
-            """Raise ConfigError, in one line, for values that cannot be run."""
-            with one_line(type(self)):
-                super().__init__(**values)
-
-        __init__.__pydantic_base_init__ = True  # not called for sections, whose faults pydantic locates itself
 
     @classmethod
     def from_yaml(cls, path: str | Path, *overrides: str) -> Self:
@@ -130,9 +119,7 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     try:
         return validated(kind, document)
     except ConfigError as fault:
-        # The message has the key: that of an override, or of the file.
-        changes = f" with {' '.join(overrides)}" if overrides else ""
-        raise ConfigError(f"{path}{changes}: {fault}" if path else str(fault)) from None
+        raise ConfigError(f"{path}: {fault}" if path else str(fault)) from None
 
 
 def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -177,29 +164,19 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def _apply(document: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    key = re.sub(r"\[(\d+)\]", r".\1", key.strip())  # rewards[0].weight is rewards.0.weight
-    if not equals or not key:
+    *sections, last = key.strip().split(".")
+    if not equals or not last:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
     value = parse_yaml(text, name=f"override {override!r}")
-    *sections, last = key.split(".")
-    target: Any = document
     for section in sections:
-        if isinstance(target, dict) and not section.isdigit():
-            # Sections that the file leaves out are created.
-            target = target.setdefault(section, {})
-        elif isinstance(target, list) and section.isdigit() and int(section) < len(target):
-            target = target[int(section)]
-        else:
-            target = None
-    if not isinstance(target, dict):
-        raise ConfigError(
-            f"override {override!r}: the file has no such section; an entry of its lists is LIST.NUMBER.KEY, from 0, "
-            "as rewards.0.weight=2, and other lists are given whole, as rewards=[{name: …}]"
-        )
+        # Sections that the file leaves out are created.
+        document = document.setdefault(section, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"override {override!r}: {section} is no section here; give it whole, as {section}=…")
     # The file's other keys belong to the former entry. The new entry lacks them or gives them another meaning.
-    if sections and last == NAME and target.get(NAME) != value:
-        target.clear()
-    target[last] = value
+    if sections and last == NAME and document.get(NAME) != value:
+        document.clear()
+    document[last] = value
 
 
 # --- faults ----------------------------------------------------------------------------------------------------
@@ -207,15 +184,8 @@ def _apply(document: dict[str, Any], override: str) -> None:
 
 def validated(kind: type[Run], document: Any) -> Run:
     """Validate a document as a section of a config. Raises ConfigError, in one line with the first faults."""
-    with one_line(kind):
-        return kind.model_validate(document)
-
-
-@contextmanager
-def one_line(kind: type[Section]) -> Iterator[None]:
-    """Convert pydantic's error to a ConfigError in one line."""
     try:
-        yield
+        return kind.model_validate(document)
     except ValidationError as error:
         raise ConfigError(faults_of(error, unknown=partial(unknown_key, kind), whole="config")) from None
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from inspect import getdoc
+from textwrap import fill
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pacorl.config.table import Table
-from pacorl.io.terminal import did_you_mean, nearest
+from pacorl.io.terminal import did_you_mean
 
 RUNS: Table[type[BaseModel]] = Table(
     "command",
@@ -22,54 +23,36 @@ RUNS: Table[type[BaseModel]] = Table(
     },
 )
 """Command → the config that it reads."""
-CHOICE = "Selects which keys the section has."
+INDENT = " " * 4
 
 
 def matching(name: str) -> list[str]:
-    """Explain the key `name` and all keys below it, or else the keys that end in `name`, of each command's config.
+    """Explain the keys that contain `name`, which may have several parts, in each command's config.
 
     Raises:
         ValueError: if there are none; it names the nearest key.
     """
     texts = []
-    keys_of_all: dict[str, str] = {}
+    all_keys = []
     for command, model in RUNS.items():
-        keys = keys_of(model)
-        keys_of_all |= keys
-        below = [key for key in keys if f"{key}.".startswith(f"{name}.")]
-        for key in below or [key for key in keys if key.endswith(f".{name}")]:
-            texts.append(keys[key].replace("\n", f"  ({command})\n", 1))
+        for key, text in keys_of(model).items():
+            all_keys.append(key)
+            if f".{name}." in f".{key}.":
+                texts.append(f"{command} {text}")
     if not texts:
-        hint = _guess(name, keys_of_all) or "`pacorl config` lists the sections"
+        hint = did_you_mean(name, all_keys) or "`pacorl config` lists the sections"
         raise ValueError(f"no config has the key {name!r}; {hint}")
     return texts
 
 
 def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
-    """Describe an unknown key of a config, with the entries of its section that have it, or the nearest key."""
+    """Describe an unknown key of a config, with the nearest key."""
     name = ".".join(step for step in path if isinstance(step, str))
-    section, _, last = name.rpartition(".")
-    hint = _guess(name, keys_of(model)) or "`pacorl config SECTION` lists the keys"
-    field = model.model_fields.get(section)
-    table = _table_of(field) if field else None
-    owners = [entry for entry in table or () if table and last in table[entry].options.model_fields]
-    if table and owners:
-        whole = f"{section}={{{table.key}: …}}"
-        hint = f"it belongs to {' or '.join(owners)}; give the section of another {table.key} whole, as {whole}"
+    keys = keys_of(model)
+    hint = did_you_mean(name, keys) or "`pacorl config SECTION` lists the keys"
+    if name in keys:
+        hint = "which belongs to another choice in its section, as `pacorl config` shows; leave one of them out"
     return f"{'.'.join(map(str, path))}: unknown key, {hint}"
-
-
-def _guess(name: str, keys: Collection[str]) -> str:
-    """Ask about the key whose last part resembles a wrong key's, in its own section first; empty if none does."""
-    section, _, last = name.rpartition(".")
-    beside = [key for key in keys if key.rpartition(".")[0] == section]
-    for candidates in (beside, keys):
-        meant = nearest(last, [key.rpartition(".")[2] for key in candidates])
-        if meant:
-            key = next(key for key in candidates if f".{key}".endswith(f".{meant}"))
-            return f"did you mean {key!r}?"
-    # Another word for it: optimizer.learning_rate.
-    return did_you_mean(name, keys)
 
 
 def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
@@ -79,24 +62,24 @@ def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
     """
     keys: dict[str, str] = {}
     for name, field in model.model_fields.items():
-        key, table = f"{prefix}{name}", _table_of(field)
+        key = f"{prefix}{name}"
+        sections = _models_in(field.annotation)
+        table = next((table for table in field.metadata if isinstance(table, Table)), None)
         if table:
             sections = [table[entry].options for entry in (*table, *table.users)]
-            kind = f"section, of {table.key} {' | '.join(table)}"
-        else:
-            sections = _models_in(field.annotation)
-            kind = "section" if sections else _values(field)
-        keys[key] = _explained(key, kind, field.description or (sections[0].__doc__ if sections else "") or "")
-        for section in reversed(sections):
-            keys |= keys_of(section, prefix=f"{key}.")
+        meaning = field.description or getdoc(sections[0] if sections else None) or ""
+        keys[key] = _explained(key, "section" if sections else _values(field), meaning)
         if table:
             choice = f"{key}.{table.key}"
-            keys[choice] = _explained(choice, f"{' | '.join(table)} = {json.dumps(next(iter(table)))}", CHOICE)
+            keys[choice] = _explained(choice, " | ".join(table), "Selects which keys the section has.")
+        for section in sections:
+            for inner, text in keys_of(section, prefix=f"{key}.").items():
+                keys.setdefault(inner, text)
     return keys
 
 
-def _explained(key: str, kind: str, text: str) -> str:
-    return f"{key}: {kind}\n{textwrap.indent(textwrap.fill(' '.join(text.split()), 96), '    ')}"
+def _explained(key: str, values: str, meaning: str) -> str:
+    return f"{key}: {values}\n{fill(meaning, 100, initial_indent=INDENT, subsequent_indent=INDENT)}"
 
 
 def _values(field: FieldInfo) -> str:
@@ -107,11 +90,6 @@ def _values(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return f"{' | '.join(map(str, get_args(field.annotation)))} = {default}"
     return default
-
-
-def _table_of(field: FieldInfo) -> Table[Any] | None:
-    """Return the table whose entries decide the keys of a section; None for another key."""
-    return next((table for table in field.metadata if isinstance(table, Table)), None)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

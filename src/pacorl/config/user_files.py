@@ -85,8 +85,7 @@ def users_value(name: str) -> Any:
             fault = f"{type(error).__name__} when the file was run"
             raise ValueError(f"{path}{line_in(path, error)}: {fault}: {error}") from error
     if not hasattr(module, match["name"]):
-        named = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        guess = did_you_mean(match["name"], named) or f"it has {', '.join(named) or 'no function'}"
+        guess = did_you_mean(match["name"], vars(module)) or "define it there, or name another"
         raise ValueError(f"{path} has no {match['name']!r}; {guess}")
     return getattr(module, match["name"])
 

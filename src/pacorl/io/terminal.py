@@ -35,19 +35,13 @@ def excerpt(text: str) -> str:
     return repr(f"{first} …" if more else first)
 
 
-def nearest(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the name that a misspelt word resembles; empty if it resembles none."""
-    names = list(names)
-    near = get_close_matches(word, names, n=1, cutoff=cutoff)
-    # A part of a name is too short to resemble the whole: nft and diffusion_nft.
-    near += [name for name in names if len(word) > 1 and word in name.replace("-", "_").split("_")]
-    return near[0] if near else ""
-
-
 def did_you_mean(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Ask about the name that a misspelt word resembles, for the end of a message; empty if it resembles none."""
-    name = nearest(word, names, cutoff=cutoff)
-    return f"did you mean {name!r}?" if name else ""
+    names = list(names)
+    near = get_close_matches(word, names, n=1, cutoff=cutoff)
+    # A part of a name is too short to resemble the whole: nft and diffusion_nft, lr and optimizer.lr.
+    near += [name for name in names if len(word) > 1 and word in re.split("[-_.]", name)]
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def silent(done: int, total: int) -> None:

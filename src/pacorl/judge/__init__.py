@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
 
+from pacorl.config.base import validated
 from pacorl.config.options import UsageError
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.io.files import text_digest
@@ -93,7 +94,7 @@ def identity_at(source: str, judge: Judge | None = None) -> str:
 
 def settings_of(source: str, *, memory: str) -> JudgeSettings:
     """Return the settings of a command's judge."""
-    return JudgeSettings(checkpoint=source).in_memory(memory)
+    return validated(JudgeSettings, {"checkpoint": source}).in_memory(memory)
 
 
 def judge_from(source: str, *, memory: str = "normal", **options: Any) -> tuple[Judge, str]:
