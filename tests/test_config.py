@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from pacorl.config.base import ConfigError, check_changes, dump, load
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.types import Prompt
 
 
 def written(folder: Path, text: str) -> Path:
@@ -147,17 +146,6 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> No
     path = written(tmp_path, text)
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{message}"):
         load(PolicyConfig, path)
-
-
-def test_edits_are_checked_by_the_prompts(tmp_path: Path) -> None:
-    """A generator of sets would read the instruction, and never see the source; FLUX.2-klein makes both."""
-    edit = Prompt(3, "Add a hat.", sources=(tmp_path / "a.png",))
-    with pytest.raises(ValueError, match=r"^prompt 3 \('Add a hat\.'\) .*model\.kind flux"):
-        PolicyConfig().check_prompts([Prompt(0, "A cat."), edit])
-    run = load(PolicyConfig, None, ["model.kind=klein", "advantages.credit=panel"])
-    run.check_prompts([Prompt(0, "A cat.")])
-    with pytest.raises(ValueError, match=r"advantages\.credit panel with edits by kind klein"):
-        run.check_prompts([edit])
 
 
 def test_a_free_key_frees_itself_and_its_section_alone() -> None:

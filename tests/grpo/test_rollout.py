@@ -161,7 +161,7 @@ def test_each_distinct_latent_passes_once(
     metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime())
     assert sum(counting.rows) == sum(tree.seeds * math.prod(tree.branches[:level]) for level in range(len(sde_steps)))
     assert len(counting.rows) == len(samples.nodes)
-    assert all(metrics[f"ratio_deviation/{step}"] == 0.0 for step in sde_steps)
+    assert metrics["ratio_deviation"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,7 @@ def test_before_an_update_the_ratio_is_exactly_one(
     for options in (GrpoClip(clip_range=1e-4), GrpoGuard(clip_range=1e-4)):
         policy.transformer.zero_grad()
         metrics = update_policy(PolicyLoss(draw, options), samples, advantages, runtime=Runtime())
-        assert metrics["ratio_deviation/0"] == 0.0
-        assert metrics["ratio_deviation/2"] == 0.0
+        assert metrics["ratio_deviation"] == 0.0
         norms = [p.grad.norm().item() for p in policy.transformer.parameters() if p.grad is not None]
         assert len(norms) == len(adapter_state(policy.transformer))
         assert sum(norms) > 0

@@ -174,7 +174,10 @@ def spotty(prompts, images):
     ("values", "cause"),
     [
         ("[None if i % 2 else float(i) for i in range(len(images))]", "gave no score to"),
-        ("[float('nan') if i % 2 else float(i) for i in range(len(images))]", "returned NaN or an infinity"),
+        (
+            "[float('nan') if i % 2 else float(i) for i in range(len(images))]",
+            r"gave no score to \d+ images \([1-9]\d* are NaN or infinite\)",
+        ),
     ],
 )
 @pytest.mark.usefixtures("toy")
@@ -193,4 +196,3 @@ def test_a_spent_failure_budget_saves_and_stops(
     out = train_policy(config, resume=True)
     (epoch,) = metrics(out, "epoch")
     assert epoch["samples/missing"] == epoch["samples/used"] == 0.5
-    assert epoch["samples/not_finite"] == (0.5 if "nan" in values else 0.0)

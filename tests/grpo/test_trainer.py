@@ -94,7 +94,7 @@ def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
     assert [line[alarm] for line in metrics(result.folder, "evaluation")] == [1.0, 1.0]
     samples = config.prompts_per_epoch * config.group_size
     for line in metrics(result.folder, "epoch"):
-        assert line[alarm] == line["samples/not_finite"] * samples
+        assert line[alarm] == line["samples/missing"] * samples
     page = " ".join(write_report(result.folder).read_text().split())
     assert "<b>Not finite · spotty</b>" in page
     assert "1 image has no score" in page

@@ -131,7 +131,7 @@ def test_the_divergence_from_the_base_acts_by_its_weight(policy: ToyPolicy, obje
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_policy_that_has_moved_is_compared_with_the_one_that_sampled(policy: ToyPolicy, objective: str) -> None:
     loss, samples = small(policy, objective)
-    name = "ratio_deviation/0" if OBJECTIVES[objective].needs == "path" else "velocity_change"
+    name = "ratio_deviation" if OBJECTIVES[objective].needs == "path" else "velocity_change"
     before = update_policy(loss, samples, VALUES, runtime=Runtime())[name]
     with torch.no_grad():
         for value in adapter_state(policy.transformer).values():
@@ -167,14 +167,14 @@ def test_endpoints_that_were_not_judged_teach_nothing(policy: ToyPolicy) -> None
 def test_metrics_are_means_and_a_deviation_is_the_first_updates_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over samples, then over updates, then over two ranks."""
     assert _summary([(1, {"loss": 0.0}), (3, {"loss": 4.0})]) == {"loss": 3.0}
-    history = {"ratio_deviation/1": [0.0, 0.5], "loss": [1.0, 3.0]}
-    assert gather_metrics(history, Runtime()) == {"ratio_deviation/1": 0.0, "loss": 2.0}
-    monkeypatch.setattr(Runtime, "gather", lambda self, own: [own, {"ratio_deviation/1": 0.25, "loss": 4.0}])
-    assert gather_metrics(history, Runtime()) == {"ratio_deviation/1": 0.25, "loss": 3.0}
+    history = {"ratio_deviation": [0.0, 0.5], "loss": [1.0, 3.0]}
+    assert gather_metrics(history, Runtime()) == {"ratio_deviation": 0.0, "loss": 2.0}
+    monkeypatch.setattr(Runtime, "gather", lambda self, own: [own, {"ratio_deviation": 0.25, "loss": 4.0}])
+    assert gather_metrics(history, Runtime()) == {"ratio_deviation": 0.25, "loss": 3.0}
 
 
 def test_a_ratio_that_is_off_before_an_update_is_warned_of() -> None:
     tolerance = 1e-4
     for deviation, is_told in ((0.5, False), (2, True)):
-        metrics = {"loss": 1.0, "ratio_deviation/1": deviation * tolerance}
+        metrics = {"loss": 1.0, "ratio_deviation": deviation * tolerance}
         assert ("the ratio deviates from 1" in ratio_warning(metrics, tolerance, epoch=1)) == is_told

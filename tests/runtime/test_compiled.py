@@ -66,7 +66,7 @@ def test_log_probs_of_compiled_blocks_are_equal_in_sampling_and_training(
     samples = sampled(draw)
     advantages = Advantages(torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2, dtype=torch.bool), {})
     metrics = update_policy(PolicyLoss(draw, GrpoClip(clip_range=1e-4)), samples, advantages, runtime=Runtime())
-    assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
+    assert metrics["ratio_deviation"] == 0.0
     assert all(p.grad is not None and p.grad.any() for p in transformer.parameters() if p.requires_grad)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(samples.rollouts[0].final_BNC, eager.rollouts[0].final_BNC, rtol=0, atol=tolerance)

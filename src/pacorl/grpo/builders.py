@@ -17,6 +17,7 @@ from pacorl.judge import open_judge
 from pacorl.judge.judge import Judge
 from pacorl.models.adapters import add_lora, start_from
 from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.policy import check_images
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import load_prompts
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, reward_spec
@@ -109,14 +110,16 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
     """Read training and evaluation prompts, and return a warning if they overlap.
 
     Raises:
-        ValueError: if they overlap and are not the same prompts on purpose, or if a setting excludes edits.
+        ValueError: if they overlap and are not the same prompts on purpose, or if the generator does not take their
+            images.
     """
     # All training prompts: an epoch draws from them in turn.
     model = config.model.checkpoint
     train = load_prompts(config.prompts.train, model=model)
     limit = config.prompts.evaluation_limit
     evaluation = load_prompts(config.prompts.evaluation, limit=limit, model=model)
-    config.check_prompts([*train, *evaluation])
+    for prompt in [*train, *evaluation]:
+        check_images(config.generator.policy, prompt, f"model.kind {config.model.kind}")
     leaks = check_leaks(
         train,
         evaluation,

@@ -23,7 +23,7 @@ from pacorl.grpo.rollout import Draw, draw_samples
 from pacorl.grpo.rows import assign_rows, epoch_rows
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
 from pacorl.grpo.update import PolicyLoss, gather_metrics, ratio_warning, update_policy
-from pacorl.types import Advantages, Prompt, Samples
+from pacorl.types import Advantages, Samples
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -72,14 +72,14 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the
     # generator, or alternate with it on a small GPU.
     samples = [Samples() for _ in units_of_updates]
-    images: dict[int, tuple[Prompt, Image]] = {}
+    images: dict[int, Image] = {}
     statistics: list[PanelStatistics] = []
     sampling = trainer.progress.phase("sampling", total=len(rows) // runtime.world)
     with sampling as advance, trainer.sampling_policy():
         for units, update in zip(units_of_updates, samples, strict=True):
             for rollout in draw_samples(draw, units, update):
                 trainer.scorer.submit(rollout, draw=(config.seed, trainer.epoch))
-                images |= dict(zip(rollout.row_B, zip(rollout.prompts, rollout.images, strict=True), strict=True))
+                images |= dict(zip(rollout.row_B, rollout.images, strict=True))
                 # The images' own signs here, while a GPU computes the next batch.
                 statistics += map(panel_statistics, rollout.prompts, rollout.images)
                 advance(len(rollout.row_B))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pacorl.core.metric_names import ALARM, HELD_OUT
+from pacorl.core.metric_names import ALARM
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.set_scores import whole_mean
@@ -53,12 +53,9 @@ class EvaluatedSample:
 
     def record(self, image: str, rewards: Sequence[RewardConfig]) -> dict[str, Any]:
         """Return its line in samples/evaluation-….jsonl."""
-        # Rewards apart from held-out rewards, which do not count in the sum.
         scores: dict[str, float | None] = {}
-        held_out: dict[str, float | None] = {}
         for name, value in self.scores.items():
-            group = held_out if name.startswith(HELD_OUT) else scores
-            group[name.removeprefix(HELD_OUT)] = value if value is not None and math.isfinite(value) else None
+            scores[name] = value if value is not None and math.isfinite(value) else None
         return {
             "prompt_id": self.prompt.id,
             "text": self.prompt.text,
@@ -68,7 +65,6 @@ class EvaluatedSample:
             "p_yes": self.p_yes,
             "scores": scores,
             "reward": weighted_reward(rewards, scores),
-            "held_out": held_out,
             "seed": self.index,
             "image": image,
         }

@@ -116,7 +116,7 @@ def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
 
 
 def measure_agreement(
-    trainer: PolicyTrainer, rows: Sequence[Row], images: Mapping[int, tuple[Prompt, Image.Image]]
+    trainer: PolicyTrainer, rows: Sequence[Row], images: Mapping[int, Image.Image]
 ) -> dict[str, float]:
     """Measure P(Yes) of pairs of panels within sets and across sets of one prompt. All ranks call it.
 
@@ -124,7 +124,7 @@ def measure_agreement(
     epoch), and the main process asks them, so that they do not depend on the number of processes.
 
     Args:
-        images: global row → prompt and image, of this rank.
+        images: global row → image, of this rank.
 
     Returns:
         `monitor/within`, `monitor/across` and `monitor/kappa`; empty without a judge, without sets, and with the
@@ -144,17 +144,15 @@ def measure_agreement(
     rng.shuffle(groups)
     couples = [rng.sample(groups[turn % len(groups)], 2) for turn in range(COUPLES)]
     numbers = {row.number for couple in couples for row in couple}
-    shared = runtime.gather_rows(lambda: {row: image for row, (_, image) in images.items() if row in numbers})
+    shared = runtime.gather_rows(lambda: {row: image for row, image in images.items() if row in numbers})
 
     # 2. The pairs: a couple's panels are numbered over both of its sets.
     prompts = [first.prompt for first, _ in couples]
     panels, pairs = [], []
-    for couple in couples:
-        count = couple[0].prompt.grid.count
-        of_couple = []
-        for row in couple:
-            of_couple += split(shared[row.number], row.prompt.grid)
-        panels.append(of_couple)
+    for first, second in couples:
+        grid = first.prompt.grid
+        count = grid.count
+        panels.append([*split(shared[first.number], grid), *split(shared[second.number], grid)])
         same_set = pairs_within(2, count)
         other_set = [*product(range(count), range(count, 2 * count))]
         # A small grid has fewer than PAIRS pairs within its sets.
@@ -165,17 +163,18 @@ def measure_agreement(
     what = f"the judge (agreement of {COUPLES} pairs of sets)"
     # The main process asks, and the others receive its answers.
     answers = runtime.gather_rows(lambda: {0: trainer.scorer.begin(reward, ask, what)()} if runtime.is_main else {})[0]
-    p_yes: dict[bool, list[float]] = {True: [], False: []}
+    within: list[float] = []
+    across: list[float] = []
     for prompt, verdicts in zip(prompts, answers, strict=True):
-        for (first, second), verdict in verdicts.items():
+        for (left, right), verdict in verdicts.items():
             if verdict.p_yes is not None:
-                is_within = first // prompt.grid.count == second // prompt.grid.count
-                p_yes[is_within].append(verdict.p_yes)
+                is_within = left // prompt.grid.count == right // prompt.grid.count
+                (within if is_within else across).append(verdict.p_yes)
     # κ compares both kinds of pairs.
-    if not all(p_yes.values()):
+    if not (within and across):
         return {}
-    within, across = fmean(p_yes[True]), fmean(p_yes[False])
-    return {f"{MONITOR}within": within, f"{MONITOR}across": across, f"{MONITOR}kappa": kappa(within, across)}
+    means = fmean(within), fmean(across)
+    return {f"{MONITOR}within": means[0], f"{MONITOR}across": means[1], f"{MONITOR}kappa": kappa(*means)}
 
 
 # --- over time -------------------------------------------------------------------------------------------------

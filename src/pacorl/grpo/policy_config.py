@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,8 +19,8 @@ from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.judge import JudgeSection
 from pacorl.judge.judge import JudgeSettings
 from pacorl.models.policies import POLICIES
-from pacorl.models.policies.policy import PolicyOptions, check_images
-from pacorl.types import Prompt, Size
+from pacorl.models.policies.policy import PolicyOptions
+from pacorl.types import Size
 
 NODES_OF_STEP = 4
 """One image of 512 px leaves a card idle for half of the time, four fill it; each of them takes memory in training."""
@@ -219,15 +218,8 @@ class PolicyConfig(LoraConfig):
             names = [reward.key for reward in rewards]
             if len(set(names)) < len(names):
                 raise ValueError(f"{key} {names} name one reward twice; give one of them another label")
-        self._check_steps()
-        # Editors that take references make sets from them; whether there are edits, the prompts decide.
-        if not self.generator.sets and not self.generator.policy.max_references:
-            self._check_edits()
-        return self
-
-    def _check_steps(self) -> None:
-        sampling = self.sampling
         # Raises if the tree does not fit the group.
+        sampling = self.sampling
         tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
         is_path = OBJECTIVES[self.objective.name].needs == "path"
         is_stochastic = is_path or tree.is_shared
@@ -238,21 +230,4 @@ class PolicyConfig(LoraConfig):
             check_sde_steps(
                 sampling.sde_type, sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
             )
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Check that the generator takes the prompts' images, and that no setting rules out edits.
-
-        Raises:
-            ValueError: naming the prompt or the setting.
-        """
-        for prompt in prompts:
-            check_images(self.generator.policy, prompt, f"model.kind {self.model.kind}")
-        if any(prompt.sources for prompt in prompts):
-            self._check_edits()
-
-    def _check_edits(self) -> None:
-        if self.advantages.panel_share:
-            raise ValueError(
-                f"advantages.credit {self.advantages.credit} with edits by kind {self.model.kind}: an edit is one "
-                "image without panels; take credit: set"
-            )
+        return self

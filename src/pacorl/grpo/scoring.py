@@ -264,35 +264,30 @@ def check_scores(
     Raises:
         SharedFault: if more than `MAX_MISSING` of the scores are missing; the same on all ranks.
     """
-    # 1. Missing scores, and numbers that are not finite, which count as missing.
+    # 1. Scores that are missing; numbers that are not finite count as missing. A server may lose single answers.
     metrics: dict[str, float] = {}
     warnings = []
-    absences = []
     for name, column in columns.items():
-        scored = [*zip(column, prompts, strict=True)]
-        faulty = [prompt for value, prompt in scored if value is not None and not math.isfinite(value)]
-        if faulty:
-            metrics[f"{ALARM}{NOT_FINITE}{name}"] = float(len(faulty))
-            warnings.append(
-                f"reward {name!r} returned NaN or an infinity for {len(faulty)} of the images, first for "
-                f"{named(faulty[:1])}; these scores count as missing"
-            )
-        # Named only if there are too many: a server may lose single answers.
-        absent = [prompt for value, prompt in scored if value is None]
+        absent = []
+        not_finite = 0
+        for value, prompt in zip(column, prompts, strict=True):
+            if value is None or not math.isfinite(value):
+                absent.append(prompt)
+                not_finite += value is not None
         if absent:
-            absences.append(
-                f"reward {name!r} gave no score to {len(absent)} images, first for {named(absent[:1])}; leave out "
-                "prompts that it cannot score"
+            warnings.append(
+                f"reward {name!r} gave no score to {len(absent)} images ({not_finite} are NaN or infinite), first for "
+                f"{named(absent[:1])}; leave out prompts that it cannot score"
             )
+        if not_finite:
+            metrics[f"{ALARM}{NOT_FINITE}{name}"] = float(not_finite)
 
     if stats is not None:
         # 2. With too many of them the run cannot go on.
-        metrics["samples/not_finite"] = sum(metrics.values()) / (len(columns) * len(prompts))
         missing = stats["samples/missing"]
         if missing > MAX_MISSING:
             lost = f"{missing:.0%} of the scores of {when} are missing, more than {MAX_MISSING:.0%}"
-            causes = "; ".join([*reasons, *warnings, *absences])
-            raise SharedFault(ValueError(f"{lost}; the state is saved. {causes}"))
+            raise SharedFault(ValueError(f"{lost}; the state is saved. {'; '.join([*reasons, *warnings])}"))
 
         # 3. Rewards that tell no group's images apart.
         if all(stats.get(f"reward/{name}/zero_std_groups", 0.0) >= 1 for name in columns):

@@ -54,31 +54,28 @@ def update_policy(
             exactly 1: other batches would round differently.
 
     Returns:
-        The mean of each metric over samples and steps, and the largest ratio deviation of each step.
+        The mean of each metric over samples and steps, and the largest ratio deviation.
     """
-    # 1. The terms of the loss, one forward each: the samples in its mean, the step, and a function that computes it.
-    terms: list[tuple[int, int, Callable[[], Loss]]] = []
+    # 1. The terms of the loss, one forward each: the samples in its mean, and a function that computes it.
+    terms: list[tuple[int, Callable[[], Loss]]] = []
     if OBJECTIVES[policy_loss.options.name].needs == "path":
         for nodes in samples.nodes:
-            terms.append((len(nodes.row_B), nodes.step, partial(_path_loss, policy_loss, nodes, values)))
+            terms.append((len(nodes.row_B), partial(_path_loss, policy_loss, nodes, values)))
     else:
         for rollout in samples.rollouts:
             for step in policy_loss.draw.sampler.sde_steps:
                 loss_at_sigma = partial(_endpoint_loss, policy_loss, rollout, values, step)
-                terms.append((len(rollout.row_B), step, loss_at_sigma))
-    total = sum(count for count, _, _ in terms)
+                terms.append((len(rollout.row_B), loss_at_sigma))
+    total = sum(count for count, _ in terms)
 
     # 2. Forward and backward of each.
     results = []
-    for number, (count, step, compute) in enumerate(terms):
+    for number, (count, compute) in enumerate(terms):
         last = number == len(terms) - 1
         with runtime.accumulating(policy_loss.draw.policy.transformer, last=last):
             loss, metrics = compute()
             # The gradients of all terms add up to that of the mean over all samples.
             (loss / (total / count)).backward()
-        if RATIO_DEVIATION in metrics:
-            # By its step, since a late step may deviate where an early step does not.
-            metrics[f"{RATIO_DEVIATION}/{step}"] = metrics.pop(RATIO_DEVIATION)
         results.append((count, metrics | {"loss": loss.detach()}))
 
     # 3. Metrics of this rank's equal share.
@@ -105,7 +102,7 @@ def _summary(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> dict[str, f
 
     summary = {}
     for name, column in columns.items():
-        if name.startswith(RATIO_DEVIATION):
+        if name == RATIO_DEVIATION:
             summary[name] = max(column)[0]
         else:
             summary[name] = sum(value * weight for value, weight in column) / sum(weight for _, weight in column)
@@ -117,26 +114,26 @@ def gather_metrics(history: Mapping[str, Sequence[float]], runtime: Runtime) -> 
     means = {}
     for name, values in history.items():
         # The first update replays sampling by the same weights: its ratio deviates by rounding errors only.
-        means[name] = values[0] if name.startswith(RATIO_DEVIATION) else sum(values) / len(values)
+        means[name] = values[0] if name == RATIO_DEVIATION else sum(values) / len(values)
 
     # All ranks have equal shares of an update, so the mean of their means is the mean.
     ranks = runtime.gather(means)
     gathered = {}
     for name in means:
         column = [rank[name] for rank in ranks]
-        gathered[name] = max(column) if name.startswith(RATIO_DEVIATION) else sum(column) / len(ranks)
+        gathered[name] = max(column) if name == RATIO_DEVIATION else sum(column) / len(ranks)
     return gathered
 
 
 def ratio_warning(metrics: Mapping[str, float], tolerance: float, *, epoch: int) -> str:
     """Describe a first update that does not replay sampling exactly; empty if its ratio is within `tolerance` of 1."""
-    worst = max((value for name, value in metrics.items() if name.startswith(RATIO_DEVIATION)), default=0.0)
-    if worst <= tolerance:
+    deviation = metrics.get(RATIO_DEVIATION, 0.0)
+    if deviation <= tolerance:
         return ""
     return (
-        f"epoch {epoch}: before its first update the ratio deviates from 1 by {worst:.1e}, more than {tolerance:.1e}: "
-        "training does not replay sampling exactly; set sampling.batch to 1 or model.dtype to float32, or raise "
-        "objective.clip_range"
+        f"epoch {epoch}: before its first update the ratio deviates from 1 by {deviation:.1e}, more than "
+        f"{tolerance:.1e}: training does not replay sampling exactly; set sampling.batch to 1 or model.dtype to "
+        "float32, or raise objective.clip_range"
     )
 
 

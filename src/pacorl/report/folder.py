@@ -49,8 +49,6 @@ class Sample(BaseModel):
     grid: Annotated[Grid, BeforeValidator(lambda layout: parse_layout(str(layout)) if layout else SINGLE)] = SINGLE
     p_yes: Matrix | None = None
     scores: Mapping[str, float | None] | None = None
-    held_out: Mapping[str, float | None] | None = None
-    """Scores that no reward has."""
     reward: float | None = None
     """The weighted sum of the rewards; None if one is missing, or if the run did not write it."""
 
@@ -61,7 +59,7 @@ class Sample(BaseModel):
         judged = [value for value in chain(*(self.p_yes or ())) if value is not None]
         if judged:
             measures = shown_names({"p_yes": fmean(judged)} | measures)
-        return measures | {f"{HELD_OUT}{name}": value for name, value in numbers(self.held_out or {}).items()}
+        return measures
 
     def value(self, measure: str) -> float | None:
         """Value of a measure, or of the reward; None without one."""
