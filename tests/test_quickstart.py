@@ -34,6 +34,8 @@ def other(panel: Panel, name: str) -> Panel:
 def evaluated(folder: Path, number: int, *, odd: tuple[bool, ...], p_yes: float) -> None:
     """One evaluation: images as asked for, but if `odd` the last panel has another hat."""
     lines = []
+    with (folder.parent / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps({"kind": "evaluation", "epoch": number}) + "\n")
     (folder / f"evaluation-{number:06d}").mkdir(parents=True)
     for index, (is_odd, kept) in enumerate(zip(odd, all_panels()[::4000], strict=False)):
         wanted = set_of(kept.looks, GRID.count, random.Random(index))
@@ -43,7 +45,7 @@ def evaluated(folder: Path, number: int, *, odd: tuple[bool, ...], p_yes: float)
         name = f"evaluation-{number:06d}/{index}.png"
         draw_grid(shown, GRID, 64).save(folder / name)
         matrix = [[None if row == col else p_yes for col in range(4)] for row in range(4)]
-        about = {"prompt_id": index, "text": prompt.text, "panels": prompt.panels, "grid": "2x2"}
+        about = {"prompt_id": index, "seed": 0, "text": prompt.text, "panels": prompt.panels, "grid": "2x2"}
         lines.append({**about, "image": name, "p_yes": matrix})
     (folder / f"evaluation-{number:06d}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 

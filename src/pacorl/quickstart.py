@@ -5,24 +5,24 @@ The judge rewards. The oracle reads the true attributes of every drawing; its gr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 
 from PIL import Image, ImageOps
 
-from pacorl.core.grid import join, parse_layout, split
+from pacorl.core.grid import join, panel_texts, split
 from pacorl.core.ranking import Interval
 from pacorl.generate.generator import Generator
 from pacorl.grpo.evaluate import noise_seed
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import SUMMARY, check_unfinished
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.io.documents import JsonObject, read_jsonl, write_json
+from pacorl.io.documents import JsonObject, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
+from pacorl.report.folder import CONSISTENCY, Sample, read_run
 from pacorl.report.page import keep_page, write_report
 from pacorl.report.results import Change, paired
 from pacorl.runtime.stopping import Interrupted
@@ -81,8 +81,8 @@ def summarize(out: Path) -> JsonObject:
     # Grades of each set, and the panels of sets whose prompt names no look.
     values: list[dict[str, list[float]]] = []
     free: list[list[list[Panel | None]]] = []
-    for evaluation in _first_and_last(out):
-        of_sets, shown = grades(evaluation)
+    for samples in _first_and_last(out):
+        of_sets, shown = grades(samples)
         values.append(of_sets)
         free.append(shown)
 
@@ -92,9 +92,7 @@ def summarize(out: Path) -> JsonObject:
         figures[name] = paired(range(len(before)), before, values[1][name])
     together = list(map(of_all_sets, free))
     for name, first in together[0].items():
-        last = together[1][name]
-        change = jackknife(free[0], free[1], name) if name in VERDICT else Interval(last - first)
-        figures[name] = (Interval(first), Interval(last), change)
+        figures[name] = (Interval(first), Interval(together[1][name]), jackknife(free[0], free[1], name))
 
     # The tables of the report, and its verdict.
     tables = {}
@@ -105,11 +103,10 @@ def summarize(out: Path) -> JsonObject:
         start, end, change = figures[name]
         verdict.append(f"{words}: {start.mean:.2f} → {end.mean:.2f}; {change.text(signed=True)}")
     verdict.append("an oracle of the tiny world read these looks and attributes; it is never rewarded")
-    facts = {"prompts": len(values[0]["consistency"]), "verdict": verdict}
-    return {"title": "pacorl quickstart", **tables, **facts}
+    return {"title": "pacorl quickstart", **tables, "verdict": verdict}
 
 
-def grades(evaluation: Path) -> tuple[dict[str, list[float]], list[list[Panel | None]]]:
+def grades(samples: Sequence[Sample]) -> tuple[dict[str, list[float]], list[list[Panel | None]]]:
     """Grade each image of an evaluation by the judge's P(Yes) and the oracle.
 
     Returns:
@@ -118,11 +115,11 @@ def grades(evaluation: Path) -> tuple[dict[str, list[float]], list[list[Panel | 
     """
     values: dict[str, list[float]] = {}
     free = []
-    for line in read_jsonl(evaluation):
-        prompt = _prompt_of(line)
-        shown = read_panels(split(open_image(evaluation.parent / line["image"]), prompt.grid))
-        p_yes = [value for value in chain(*line["p_yes"]) if value is not None]
-        for name, value in {"consistency": fmean(p_yes), **grade(asked_in(prompt), shown)}.items():
+    for sample in samples:
+        prompt = _prompt_of(sample)
+        shown = read_panels(split(open_image(sample.image), prompt.grid))
+        p_yes = sample.measures[CONSISTENCY]
+        for name, value in {CONSISTENCY: p_yes, **grade(asked_in(prompt), shown)}.items():
             values.setdefault(name, []).append(value)
         if names_no_look(prompt):
             free.append(shown)
@@ -136,10 +133,10 @@ def before_and_after(config: PolicyConfig) -> Image.Image:
     without contrast.
     """
     rows = []
-    for path in _first_and_last(config.out):
-        lines = [line for line in read_jsonl(path) if names_no_look(_prompt_of(line))][:6]
-        rows.append([open_image(path.parent / line["image"]) for line in lines])
-    prompts = [_prompt_of(line) for line in lines]  # the same in both
+    for samples in _first_and_last(config.out):
+        free = [sample for sample in samples if names_no_look(_prompt_of(sample))][:6]
+        rows.append([open_image(sample.image) for sample in free])
+    prompts = [_prompt_of(sample) for sample in free]  # the same in both
     plain = Generator.from_pretrained("tiny", adapter=COLLAPSED)
     seeds = [noise_seed(config.seed, (prompt, 0)) for prompt in prompts]
     rows.insert(1, plain.sample(prompts, seeds, size=config.evaluation.size, steps=config.evaluation.steps))
@@ -152,12 +149,11 @@ def before_and_after(config: PolicyConfig) -> Image.Image:
     return join(images, Grid(len(rows), len(prompts)))
 
 
-def _first_and_last(out: Path) -> tuple[Path, Path]:
-    """Find the first and the last evaluation of a run."""
-    evaluations = sorted((out / "samples").glob("evaluation-*.jsonl"))
+def _first_and_last(out: Path) -> tuple[list[Sample], list[Sample]]:
+    """Read the samples of the first and the last evaluation of a run."""
+    evaluations = list(read_run(out).samples.values())
     return evaluations[0], evaluations[-1]
 
 
-def _prompt_of(line: JsonObject) -> Prompt:
-    """Read the prompt of an evaluation's line."""
-    return Prompt(line["prompt_id"], line["text"], grid=parse_layout(line["grid"]), panels=tuple(line["panels"]))
+def _prompt_of(sample: Sample) -> Prompt:
+    return Prompt(sample.prompt_id, sample.text, grid=sample.grid, panels=panel_texts(sample.text))

@@ -22,6 +22,8 @@ TINY = "tiny"
 """The name of the committed checkpoints, which every command takes in place of a folder or a hub name."""
 TINY_EDITS = "tiny-edits"
 """The name of the committed judge of edits; the judge `tiny` was not taught the questions about them."""
+Matrix = tuple[tuple[float | None, ...], ...]
+"""P(Yes) of each pair of panels, symmetric; None on the diagonal and for missing answers."""
 SetCriteria = Mapping[str, Mapping[str, str]]
 """dimension → name → criterion for all panels of a set."""
 

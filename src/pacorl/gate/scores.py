@@ -15,8 +15,8 @@ from pacorl.core.batches import in_batches
 from pacorl.core.questions import consistent, same_theme
 from pacorl.io.images import as_rgb, open_image
 from pacorl.io.terminal import Progress, silent
-from pacorl.judge.pairwise import Matrix, Pair, ask, symmetric_matrix
-from pacorl.types import Character, Question
+from pacorl.judge.pairwise import Pair, ask, symmetric_matrix
+from pacorl.types import Character, Matrix, Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,8 +13,7 @@ from PIL.Image import Image
 from pacorl.core.grid import split
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.judge.pairwise import Matrix
-from pacorl.types import Prompt
+from pacorl.types import Matrix, Prompt
 
 Recipe = Mapping[str, Any]
 """Settings that, with its prompt, reproduce an image, by name: those of `Generator.recipe`, the seed of the initial

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pacorl.core import questions as wordings
 from pacorl.core.grid import shared_text
 from pacorl.judge.judge import Judge
-from pacorl.types import Prompt, Question, SetCriteria, Verdict
+from pacorl.types import Matrix, Prompt, Question, SetCriteria, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,8 +30,6 @@ Pair = tuple[int, int]
 """Two indices into the images of a set, the smaller first."""
 Criterion = tuple[str, str]
 """Dimension and name of a written criterion."""
-Matrix = tuple[tuple[float | None, ...], ...]
-"""Symmetric matrix of P(Yes); None on the diagonal and for missing answers."""
 Ask = Literal["theme", "criteria"]
 """Questions about each pair: one about the theme, or one per written criterion."""
 

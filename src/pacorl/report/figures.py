@@ -12,9 +12,6 @@ from PIL import Image
 
 from pacorl.io.documents import read_object
 
-Matrix = tuple[tuple[float | None, ...], ...]
-"""P(Yes) of each pair of panels, symmetric; None on the diagonal and for a failed question."""
-
 WORDS = read_object(Path(__file__).with_name("words.json"))
 LABELS: Mapping[str, str] = WORDS["labels"]
 """Name of a quantity → its label. `label` turns unlisted names into words."""

@@ -25,8 +25,7 @@ from pacorl.io.documents import dump_yaml, read_log, read_object, read_text, rea
 from pacorl.io.files import inside
 from pacorl.models.policies import POLICIES
 from pacorl.records.leaks import LEAKS
-from pacorl.report.figures import Matrix
-from pacorl.types import Grid
+from pacorl.types import Grid, Matrix
 
 Record = dict[str, Any]
 

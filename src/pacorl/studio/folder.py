@@ -28,9 +28,8 @@ from pacorl.core.grid import join, parse_layout, split
 from pacorl.io.documents import dump_yaml, read_object, read_yaml, typed
 from pacorl.io.files import make_folder, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
-from pacorl.judge.pairwise import Matrix
 from pacorl.records.characters import CARD, Card, read_caption, read_character
-from pacorl.types import Character, Grid
+from pacorl.types import Character, Grid, Matrix
 from pacorl.web import secret_in
 
 MOST_PICTURES = 60

@@ -7,7 +7,7 @@ words in texts, in any order, and writes that form. An unknown word is an error,
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pacorl.tiny.world import LOOKS, SCENE, VALUES, WHERE, theme_text, where_text, write_prompt
@@ -199,40 +199,35 @@ def read_texts(*texts: Text) -> list[dict[str, str]]:
     """Find the words of the world in each text, as attribute → value. A later text may repeat words of the first.
 
     Raises:
-        ValueError: for unknown words, two values of an attribute, and attributes that are missing or not allowed; it
-            names the faults of all texts.
+        ValueError: for the first text with unknown words, two values of an attribute, or attributes that are missing or
+            not allowed.
     """
     attributes_of_texts: list[dict[str, str]] = []
-    unknown: list[str] = []
-    faults: list[str] = []
-    for name, text, allowed, required in texts:
-        attributes: dict[str, str] = {}
-        words = WORD.findall(text.lower().replace("top hat", "top-hat"))
-        for word in [word for word in words if word not in PASSED_OVER]:
-            value = VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"))
-            if not value:
-                unknown.append(word)
-                continue
-            attribute = ATTRIBUTE_OF[value]
-            if attribute in allowed:
-                if attributes.setdefault(attribute, value) != value:
-                    two = f"{attributes[attribute]} and {value}"
-                    faults.append(f"{name} has two values of {attribute}, {two}; give one")
-            elif not attributes_of_texts or attributes_of_texts[0].get(attribute) != value:
-                owner = "a panel" if attribute in SCENE else SHARED
-                faults.append(f"{name} names a {attribute}, {value}, which belongs to {owner}")
-        attributes_of_texts.append(attributes)
-        missing = [f"a {attribute}" for attribute in required if attribute not in attributes]
-        if missing:
-            faults.append(f"{name} lacks {' and '.join(missing)}")
-
-    # The likeliest mistake first.
-    if unknown:
-        faults.insert(0, f"unknown words, {', '.join(map(repr, dict.fromkeys(unknown)))}")
-    if faults:
-        known_attributes = {attribute for text in texts for attribute in text.allowed}
-        vocabulary = "; ".join(
-            f"{name}: {', '.join(words)}" for name, words in VALUES.items() if name in known_attributes
-        )
-        raise ValueError(f"{'; '.join(faults)}. This model knows {vocabulary}; other words need another model")
+    for text in texts:
+        repeatable = attributes_of_texts[0] if attributes_of_texts else {}
+        attributes_of_texts.append(_attributes_in(text, repeatable))
     return attributes_of_texts
+
+
+def _attributes_in(text: Text, repeatable: Mapping[str, str]) -> dict[str, str]:
+    attributes: dict[str, str] = {}
+    faults = []
+    words = WORD.findall(text.text.lower().replace("top hat", "top-hat"))
+    for word in [word for word in words if word not in PASSED_OVER]:
+        value = VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"))
+        attribute = ATTRIBUTE_OF.get(value or "", "")
+        if not value:
+            faults.append(f"the unknown word {word!r}")
+        elif attribute in text.allowed:
+            if attributes.setdefault(attribute, value) != value:
+                faults.append(f"two values of {attribute}, {attributes[attribute]} and {value}")
+        elif repeatable.get(attribute) != value:
+            owner = "a panel" if attribute in SCENE else SHARED
+            faults.append(f"a {attribute}, {value}, which belongs to {owner}")
+    faults += [f"no {attribute}" for attribute in text.required if attribute not in attributes]
+    if faults:
+        vocabulary = "; ".join(f"{attribute}: {', '.join(VALUES[attribute])}" for attribute in text.allowed)
+        raise ValueError(
+            f"{text.name} has {', '.join(faults)}. This model knows {vocabulary}; other words need another model"
+        )
+    return attributes
