@@ -80,7 +80,7 @@ def ask(images: Sequence[Image.Image], *, references: Sequence[Image.Image] = ()
         if error.code == 401:
             raise RuntimeError(f"the judge at {url} asks for its key; set {KEY} before ComfyUI starts") from None
         try:
-            text = json.loads(text)["error"]["message"]
+            text = json.loads(text)["detail"]
         except (ValueError, KeyError, TypeError):
             text = f"status {error.code}"
         raise RuntimeError(f"the judge at {url} refuses: {text}") from None

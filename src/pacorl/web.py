@@ -72,8 +72,6 @@ class Guard:
     app: ASGIApp
     admit: Callable[[HTTPConnection], None]
     """Raises RefusedError for a forbidden connection, by its path and headers alone."""
-    answer: Callable[[RefusedError], Response] = refusal_response
-    """The server's form of an error."""
     headers: Mapping[str, str] = field(default_factory=lambda: HEADERS)
     """Headers of every response that does not set them itself."""
 
@@ -97,7 +95,7 @@ class Guard:
             if scope["type"] == "websocket":
                 # Closed with a code: uvicorn logs an error for each that is answered over HTTP.
                 return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
-            return await self.answer(refusal)(scope, receive, send_with_headers)
+            return await refusal_response(refusal)(scope, receive, send_with_headers)
         await self.app(scope, receive, send_with_headers)
         return None
 
