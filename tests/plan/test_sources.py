@@ -42,7 +42,7 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
     assert remedies["judge.checkpoint"].endswith("`hf download X-GenGroup/PaCo-Reward-7B`, 17 GB")
     assert "folder runs/one/adapter/" in remedies["adapter.start"]
     edits = absent("model.kind=kontext", "rewards=[{name: edit_consistency}]", "prompts.train=mine/train.jsonl")
-    assert "`pacorl data gedit`" in edits["prompts.train"]
+    assert "GEdit-Bench" in edits["prompts.train"]
 
 
 def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(tmp_path: Path) -> None:

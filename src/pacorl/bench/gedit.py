@@ -1,6 +1,6 @@
 """GEdit-Bench: edits of real images by real instructions, English and Chinese (Step1X-Edit, arXiv 2504.17761).
 
-The data are edits.jsonl, to which `pacorl data gedit` converts the published table: a line has the task type
+The data are edits.jsonl, to which `pacorl data FOLDER` converts the published table: a line has the task type
 (`category`), the language (`task_name`), a key, and whether the image belongs to the intersection subset (which every
 compared model would edit). Edits are written to `fullset/{task}/{language}/{key}.png`,
 rated by a rubric, and averaged per task type, then over task types; "-I" is the intersection subset. The rater is any

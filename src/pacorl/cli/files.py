@@ -56,34 +56,33 @@ def init(
 
 def data(
     source: str = Argument(
-        help="t2is, gedit, consistencyrank or paco-dataset; a file or folder to convert; or with --test, prompts."
+        help="t2is, the prompts of the paper's runs; a file or folder to convert; or with --test, prompts."
     ),
     *,
     out: Path = Option(None, help="A new folder; by default the one that the recipes and guides name."),
     test: int = Option(0, min=0, max=LARGEST, help="Split prompts: hold out about so many, related ones together."),
     against: list[str] = Option([], help="With --test: prompts for neither side, as of a benchmark; may be repeated."),
 ) -> None:
-    """Download a published data set, convert edits that you have to JSONL, or split prompts into train and test.
+    """Download the T2IS prompts, convert edits that you have to JSONL, or split prompts into train and test.
 
-    A download's source, licence and commit are printed first. Parquet files, as of GEdit-Bench, and the JSON of
-    ShareGPT-4o-Image, unpacked, become JSONL.
+    Parquet files, as of GEdit-Bench, and the JSON of ShareGPT-4o-Image, unpacked, become JSONL.
     """
     if test:
         _split(source, out or Path("data") / Path(source.partition(":")[0]).stem, test=test, against=against)
-    elif Path(source).exists():
-        _convert(Path(source))
-    else:
-        from pacorl.dataset.published import FOLDERS, find_published
+    elif source == "t2is":
+        from pacorl.dataset.published import ABOUT, download_t2is
         from pacorl.io.files import check_writable
 
-        published = find_published(source)
-        echo("\n".join(published.describe()))
-        folder = out or Path(FOLDERS[source])
+        echo(ABOUT)
+        folder = out or Path("data/t2is")
         check_writable(folder, folder=True)
-        published.download(folder)
+        download_t2is(folder)
         echo(f"wrote {folder}")
-        if source == "gedit":
-            _convert(folder)
+    else:
+        from pacorl.dataset.convert import convert
+
+        for path in convert(Path(source)):
+            echo(f"wrote {path}")
 
 
 def _split(source: str, out: Path, *, test: int, against: Sequence[str]) -> None:
@@ -101,13 +100,6 @@ def _split(source: str, out: Path, *, test: int, against: Sequence[str]) -> None
         save_prompts(side, out / f"{name}.jsonl")
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {kept_out} kept out")
     echo(f"read as: {kinds_of(prompts)}")
-
-
-def _convert(source: Path) -> None:
-    from pacorl.dataset.convert import convert
-
-    for path in convert(source):
-        echo(f"wrote {path}")
 
 
 def config(key: str = Argument("", help="A key such as `sampling.tree`, or a part of one.")) -> None:

@@ -178,7 +178,7 @@ def prompts_or_example(config: PolicyConfig, prompts: Sequence[Prompt]) -> Seque
 def absent_prompts(config: PolicyConfig) -> Iterator[MissingFile]:
     """List the absent prompts of a run; the tiny world's are built in."""
     data = config.prompts
-    remedy = "`pacorl data t2is` for sets, `pacorl data gedit` for edits; or name a file of your own"
+    remedy = "`pacorl data t2is` for sets; for edits `pacorl data FOLDER` of GEdit-Bench; or name a file of your own"
     files = [("train", data.train), ("evaluation", data.evaluation)]
     for key, source in [*files, *(("benchmarks", name) for name in data.benchmarks)]:
         if not source.startswith("tiny:") and not Path(source).exists():

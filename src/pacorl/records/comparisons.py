@@ -111,7 +111,7 @@ def _located(source: str) -> tuple[Path, Path, str]:
 
 def _there(path: Path) -> Path:
     if not path.is_file():
-        raise ValueError(f"{path} does not exist; give {SOURCES}, or fetch data by `pacorl data paco-dataset`")
+        raise ValueError(f"{path} does not exist; give {SOURCES}")
     return path
 
 
