@@ -58,7 +58,7 @@ class Case:
 
     commands: list[str]
     """Words behind `python -m`; `{out}`, `{data}`, `{source}` and `{base}` are the case's folder, the prompts, the
-    checkout and the base's checkout."""
+    checkout and the base's checkout. `{instruction}` and `{storyboard}` are flags of the base alone."""
     files: dict[str, str]
     """Row of the table → glob of the files that it compares."""
     like: str = ""
@@ -97,13 +97,12 @@ CASES = {
     ),
     "generate": Case(
         [
-            f"{GENERATE} --prompt 'a red hero with a crown in town' {PANELS} {MORE_PANELS} --best-of 3 "
-            "--out {out}/sets",
-            f"{GENERATE} --prompt hero {PANELS} --kind kontext --character {{data}}/hero --separate --size 64x64 "
+            f"{GENERATE} 'a red hero with a crown in town' {PANELS} {MORE_PANELS} --best-of 3 --out {{out}}/sets",
+            f"{GENERATE} hero {PANELS} --kind kontext --character {{data}}/hero --separate --size 64x64 "
             "--out {out}/separate",
-            f"{GENERATE} --image {{data}}/edits/test/0000.png --instruction 'Paint the hero green.' --seed 7 "
+            f"{GENERATE} --image {{data}}/edits/test/0000.png {{instruction}} 'Paint the hero green.' --seed 7 "
             "--out {out}/edit",
-            f"{GENERATE} --storyboard {{base}}/configs/cases/tiny_journey.yaml --out {{out}}/journey",
+            f"{GENERATE} {{storyboard}} {{base}}/configs/cases/tiny_journey.yaml --out {{out}}/journey",
         ],
         {"images": "*/**/*.png", "scores": "stdout-*.json"},
     ),
@@ -149,10 +148,12 @@ def run(case: Case, out: Path, *, source: Path, base: Path, data: Path) -> None:
         return
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    is_base = source == base
     for number, command in enumerate(case.commands):
-        words = [
-            word.format(out=out, data=data, source=source, base=base, port=free_port()) for word in shlex.split(command)
-        ]
+        fields = {"out": out, "data": data, "source": source, "base": base, "port": free_port()}
+        fields["instruction"] = "--instruction" if is_base else ""
+        fields["storyboard"] = "--storyboard" if is_base else ""
+        words = list(filter(None, [word.format_map(fields) for word in shlex.split(command)]))
         (out / f"stdout-{number}.json").write_text(call(words, source))
     (out / "done").touch()
 

@@ -116,16 +116,15 @@ def test_a_foreign_image_or_reference_asks_for_a_judge(folder: Path, tmp_path: P
         result = CliRunner().invoke(app, ["check", *arguments, *gate])
         assert getattr(result.exception, "exit_code", 0) == 2
         assert "name a judge with --judge" in str(result.exception)
-    # Of several sets each has its own fault: a broken file, a folder without images, a foreign image.
+    # Of several sets each has its own fault: a broken file, a folder without images.
     shutil.copytree(tmp_path / "sets" / "a", tmp_path / "sets" / "broken")
     (tmp_path / "sets" / "broken" / "4.png").write_bytes(b"cut off")
     (tmp_path / "sets" / "empty").mkdir()
-    shutil.copytree(folder, tmp_path / "sets" / "foreign")
-    result = CliRunner().invoke(app, ["check", "--sets", str(tmp_path / "sets"), "--json", *gate])
-    documents = json.loads(result.stdout)
-    assert [document["code"] for document in documents] == [0, 1, 1, 2]
-    faults = ("4.png", "empty", "name a judge with --judge")
-    assert all(fault in document["error"] for fault, document in zip(faults, documents[1:], strict=True))
+    several = ["check", "--sets", str(tmp_path / "sets"), "--json", *gate]
+    documents = json.loads(CliRunner().invoke(app, [*several, "--judge", "tiny"]).stdout)
+    assert [document["code"] for document in documents] == [0, 1, 1]
+    assert all(fault in document["error"] for fault, document in zip(("4.png", "empty"), documents[1:], strict=True))
+    assert "name a judge with --judge" in str(CliRunner().invoke(app, several).exception)
 
 
 def test_an_error_leaves_no_page_of_an_earlier_verdict(folder: Path, tmp_path: Path) -> None:
@@ -170,8 +169,7 @@ def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
     assert getattr(result.exception, "exit_code", 0) == 75
     assert "has not answered" in str(result.exception)
     # The sets after an outage do not wait each for itself.
-    assert several.exit_code == 75
-    assert [document["code"] for document in json.loads(several.stdout)] == [75] * 3
+    assert getattr(several.exception, "exit_code", 0) == 75
     assert len(checked) == 1
 
 
@@ -206,9 +204,11 @@ def test_of_a_character_one_image_is_compared(tmp_path: Path) -> None:
     (tmp_path / "hero" / "card.yaml").write_text("description: a hero")
     for number in range(3):
         Image.new("RGB", (16, 16)).save(tmp_path / "hero" / f"{number}.png")
+        Image.new("RGB", (16, 16)).save(tmp_path / f"{number}.png")
     gate = Gate(CheckOptions(character=[str(tmp_path / "hero")], least=0.5), None)
     assert [Path(path).name for path in gate.references] == ["0.png"]
-    assert [len(character.images) for character in gate.whole] == [3]
+    checked = gate.check(PacoReward(Asked(by_grey)), open_panels([tmp_path / "0.png", tmp_path / "1.png"]))
+    assert (len(checked.scores.names), len(checked.scores.pairs)) == (3, 2)
 
 
 def test_a_page_and_its_panels_show_the_characters_that_their_recipe_names(tmp_path: Path) -> None:

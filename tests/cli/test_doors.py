@@ -27,8 +27,8 @@ import pacorl
 from pacorl.cli import app
 from pacorl.models.lora import save_lora
 
-MAKE = ["generate", "--prompt", "a red hero with a crown in town", *SET]
-EDIT = ["generate", "--image", "a.png", "--instruction", "Give the hero a cap."]
+MAKE = ["generate", "a red hero with a crown in town", *SET]
+EDIT = ["generate", "Give the hero a cap.", "--image", "a.png"]
 SCORE, CHECK = ["score", "a.png", "b.png", "--judge", "tiny"], ["check", "a.png", "b.png", "--judge", "tiny"]
 TRAIN = ["train-policy", f"{CONFIGS}/tiny.yaml", "out=new"]
 TEACH = ["train-reward", f"{CONFIGS}/reward/tiny.yaml", "out=new"]
@@ -45,13 +45,13 @@ MISUSED: list[tuple[list[str], str]] = [
     (["generate", "--from", "a.png", "--layout", "1x2", *TEXTS], "--judge"),
     (["generate", "--from", "a.png", "--judge", "tiny", "--min", "0.5"], "--layout"),
     (
-        ["generate", "--prompt", "a fox", "--panel", "x", "--panel", "y", "--model", "some/model", "--min", "1"],
+        ["generate", "a fox", "--panel", "x", "--panel", "y", "--model", "some/model", "--min", "1"],
         "--judge",
     ),
     (["check", "--min", "0.5"], "--sets"),
     ([*CHECK, "--sets", "empty", "--min", "0.5"], "--sets"),
     (["check", "a.png", "b.png", "--min", "0.5"], "--judge"),
-    (["generate", "--prompt", "a fox", "--model", "some/model", "--best-of", "2"], "--judge"),
+    (["generate", "a fox", "--model", "some/model", "--best-of", "2"], "--judge"),
     ([*CHECK, "--character", ""], "--character"),
     ([*SCORE, "--calibration", "other.json"], "calibrate tiny"),
     ([*MAKE, "--calibration", "other.json"], "calibrate tiny"),
@@ -79,15 +79,16 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*MAKE, "--option", "cfg=2"], "cfg"),
     ([*MAKE, "--model", "nothere"], "nothere"),
     ([*MAKE, "--size", "33x35"], "32x32"),
-    ([*MAKE, "--image", "a.png"], "--instruction"),
+    ([*MAKE, "--image", "a.png"], "--panel"),
     ([*MAKE, "--out", "a.png"], "a.png: Not a directory"),
     ([*MAKE, "--model", "tiny", "--out", "mine"], "mine/set-2.png"),
     ([*EDIT, "--image", "b.png"], "tiny takes 1"),
-    (["generate", "--image", "letter.png", "--instruction", "x"], "letter.png"),
-    (["generate", "--instruction", "Give it a hat."], "--image"),
-    (["generate"], "--prompt"),
+    (["generate", "x", "--image", "letter.png"], "letter.png"),
+    (["generate"], "--from"),
+    (["generate", "a fox", "--from", "a.png"], "--from"),
+    (["generate", "none.yaml", "--panel", "a fox"], "--panel"),
     (["generate", "a red dragon"], "'dragon'"),
-    (["generate", "--storyboard", "none.yaml"], "none.yaml"),
+    (["generate", "none.yaml"], "none.yaml"),
     ([*TRAIN, "out=a.png/run"], "a.png: Not a directory"),
     ([*TRAIN, "out=mine"], "mine/config.yaml"),
     ([*TRAIN, "out=ran"], "ran"),

@@ -18,7 +18,7 @@ from pacorl.config.options import INCOMPLETE
 from pacorl.core.calibration import Curve
 from pacorl.judge.calibration import Calibration
 
-SET = ("--prompt", "a red hero with a crown in town", *stories.SET)
+SET = ("a red hero with a crown in town", *stories.SET)
 SMALL = ("--size", "64x64", "--steps", "2")
 
 
@@ -107,7 +107,7 @@ def test_a_finished_set_that_fails_keeps_its_code_and_changed_images_are_another
     words = (*words, "--tries", "1", "--out", tmp_path / "out")
     for _ in range(2):
         assert run(*words).exit_code == INCOMPLETE
-    words = ("--image", hero / "front.png", "--instruction", "Give the hero a cap.", "--out", tmp_path / "edits")
+    words = ("Give the hero a cap.", "--image", hero / "front.png", "--out", tmp_path / "edits")
     assert run(*words).exit_code == 0
     Image.new("RGB", (32, 32), "blue").save(hero / "front.png")
     assert "is of another command" in refused(*words)
@@ -126,16 +126,16 @@ def hero(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.slow
 def test_a_character_is_in_every_panel_and_in_the_recipe(hero, tmp_path):
-    result = run(*SET[:1], "in town", *SET[2:], "--character", "hero", *SMALL, "--out", tmp_path / "out")
+    result = run("in town", *SET[1:], "--character", "hero", *SMALL, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert result.stderr.count("tiny takes no reference images: the characters act by their descriptions alone") == 1
     with Image.open(tmp_path / "out" / "set-1.png") as grid:
         assert json.loads(grid.info["characters"]) == ["hero"]
         assert "of a red round hero with a crown in town at night." in grid.info["prompt"]
     words = ("four images: it runs, it eats, {hero} sleeps, it hides", "--character", hero, "--model", "some/model")
-    shown = json.loads(run(*words, "--dry-run", "--json").stdout)["panels"]
-    assert shown[0] == "A red round hero, crown, night, it runs"
-    assert shown[2] == "A red round hero, crown, night sleeps"
+    shown = run(*words, "--dry-run").stderr
+    assert "1. A red round hero, crown, night, it runs\n" in shown
+    assert "3. A red round hero, crown, night sleeps\n" in shown
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_character_s_images_are_references(hero, checkpoint, tmp_path):
 
 def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, no_weights):
     image = hero / "front.png"
-    many = (*["--image", image] * 5, "--instruction", "a hat", "--model", checkpoint)
-    for words, fault in ((many, "has 5 sources"), (("--image", image), "give one of"), ((), "give one of")):
+    many = ("a hat", *["--image", image] * 5, "--model", checkpoint)
+    for words, fault in ((many, "has 5 sources"), (("--image", image), "give a text"), ((), "give a text")):
         assert fault in refused(*words)
         assert fault in refused(*words, "--dry-run")

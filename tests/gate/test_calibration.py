@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from PIL import Image
 from pacorl.config.options import UsageError
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent
-from pacorl.gate.calibrate import FEWEST, ask_comparisons, check_pairs, held_out_lines
+from pacorl.gate.calibrate import FEWEST, ask_comparisons, check_pairs, held_out_line
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.judge import check_judge
 from pacorl.judge.calibration import Calibration, read_calibration, threshold
@@ -106,9 +105,5 @@ def test_a_curve_that_does_not_help_held_out_pairs_is_refused() -> None:
     p_N = random.random(400)
     yes_N = random.random(400) < p_N
     with pytest.raises(ValueError, match="take the judge as it is"):
-        held_out_lines((p_N, yes_N))
-    error, passing = held_out_lines((p_N**4, yes_N))
-    assert "held-out" in error
-    counts = [int(count) for count in re.findall(r"(\d+) No", passing)]
-    assert counts == sorted(counts, reverse=True)
-    assert 0 < counts[0] < 200
+        held_out_line((p_N, yes_N))
+    assert "held-out" in held_out_line((p_N**4, yes_N))

@@ -17,9 +17,7 @@ from pacorl.gate.paco_reward import PacoReward
 from pacorl.generate.generated_images import save, to_dict
 from pacorl.generate.generator import Generator
 from pacorl.generate.sets import generate_sets, judge_edits, judge_sets
-from pacorl.generate.storyboard import Storyboard, page_sizes, pages
 from pacorl.io.images import png_texts
-from pacorl.models.policies.flux import FLUX
 from pacorl.rewards.consistency import EditConsistency
 from pacorl.tiny.world import set_prompts
 from pacorl.types import Character, Grid, Prompt, Size
@@ -141,10 +139,3 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
         rest = {name: value for name, value in options.items() if name != left_out}
         (other,) = generate_sets(Generator.from_pretrained(recipe["model"], **rest), [prompt], **settings)
         assert other.image.tobytes() != made.image.tobytes(), left_out
-
-
-def test_a_short_last_page_keeps_the_size_of_panels():
-    board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
-    other = Generator(FLUX.load(FLUX.options_for("tiny", dtype="float32", max_sequence_length=96)), model="another")
-    sizes = page_sizes(other, board, pages(board, "another"), size=SIZE, separate=False)
-    assert sizes == [Size(64, 64), Size(32, 64)]

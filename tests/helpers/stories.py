@@ -38,7 +38,7 @@ STORIES = {
         ["dataset", "pair", "run"],
     ],
     "export": [["dataset", "export", "run", "--rankings", "rankings.csv", "--test-share", "0.5"]],
-    "generate": [["generate", "--prompt", "a red hero with a crown in town", *SET, *SMALL, "--out", "run"]],
+    "generate": [["generate", "a red hero with a crown in town", *SET, *SMALL, "--out", "run"]],
     "check": [["check", "a.png", "b.png", "--judge", "tiny", "--min", "0.5", "--report", "run/page.html"]],
 }
 

@@ -38,7 +38,7 @@ def test_a_recipe_is_read_by_the_model_that_wrote_it(folder, theme, line, seed, 
     folder.add_page([(picture(), written), (picture(1), Recipe(note="a try"))])
     (page,) = folder.pages
     assert [drawing.recipe for drawing in page] == [written, Recipe(note="a try")]
-    assert default_judge([[page[0].path]]) == "tiny", "the commands read these files too"
+    assert default_judge([page[0].path]) == "tiny", "the commands read these files too"
 
 
 def test_a_page_that_cannot_be_written_is_none(folder, monkeypatch):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.gate.panels import Panels
 
-SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
-"""Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
+SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1)
+"""Exit codes of a set, the worst last: an error outranks a verdict."""
 SILENCE_SECONDS = 20.0
 """Wait for a judge's server that falls silent in the middle of a check: a restart behind a balancer takes seconds."""
 
@@ -63,7 +63,7 @@ def score(
             f"{panels.names[0]} has nothing to be compared with; give two images or more, or cut a page into panels by "
             "--grid, such as 2x2"
         )
-    source = _judge_of(judge, [files_of(images)])
+    source = _judge_of(judge, files_of(images))
 
     with load_judge(source, judge) as reward:
         # Before any number: the judge's numbers may be meaningless for these images.
@@ -140,12 +140,12 @@ def check(
         most = len(panels.images)
     gate = Gate(ask, judge.calibration)
     gate.least(most)
-    source = _judge_of(judge, [[*each, *gate.references] for each in files.values()])
+    source = _judge_of(judge, [*chain(*files.values()), *gate.references])
 
     with load_judge(source, judge) as reward:
         echo_errors(reward.note)
         if sets:
-            raise Exit(_check_sets(gate, judge, reward, files, as_json=as_json))
+            raise Exit(_check_sets(gate, reward, files, as_json=as_json))
         checked = gate.check(reward, panels)
 
     # The page comes before the output, which may fail on a closed pipe.
@@ -177,37 +177,27 @@ def _sets_in(folder: Path) -> dict[str, list[str]]:
     return files
 
 
-def _check_sets(
-    gate: Gate, judge: CalibratedJudge, reward: PacoReward, sets: Mapping[str, Sequence[str]], *, as_json: bool
-) -> int:
-    """Check each set of files, and return the worst exit code."""
+def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]], *, as_json: bool) -> int:
+    """Check each set of files, and return the worst exit code. Raises UnreachableError if the judge falls silent."""
     from pacorl.gate.check import verdict_lines
     from pacorl.gate.panels import open_panels
     from pacorl.io.outage import UnreachableError
-    from pacorl.judge import default_judge
 
-    outage: UnreachableError | None = None
     documents: list[dict[str, Any]] = []
     codes: list[int] = []
     begun_at = time.monotonic()
     for title, files in sets.items():
         if len(codes) == 1:
             announce(f"{len(sets):,} sets take", (time.monotonic() - begun_at) * len(sets))
-        # A fault ends its own set alone.
+        # A fault ends its own set alone, but no judge will answer about the next sets.
         try:
-            # After one wait for a silent server no further set waits for it.
-            if outage:
-                raise outage
-            panels = open_panels(files)
-            if not judge.judge:
-                default_judge([[*files, *gate.references]])
-            checked = gate.check(reward, panels)
+            checked = gate.check(reward, open_panels(files))
+        except UnreachableError:
+            raise
         except (ValueError, OSError, RuntimeError) as fault:
-            if isinstance(fault, UnreachableError):
-                outage = fault
             codes.append(int(getattr(fault, "exit_code", 1)))
             verdict: dict[str, Any] = {"passed": None, "code": codes[-1], "error": fault_line(fault)}
-            lines = ["no verdict", *fault_line(fault).split("\n")]
+            lines = ["no verdict", fault_line(fault)]
         else:
             codes.append(checked.code)
             verdict, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
@@ -221,26 +211,23 @@ def _check_sets(
 
 
 class Gate:
-    """The gate of a command, with its characters' images opened once."""
+    """The gate of a command."""
 
     def __init__(self, ask: CheckOptions, calibration: Path | None) -> None:
         """Raises ValueError if a character or the calibration cannot be read."""
-        from pacorl.io.images import open_image
         from pacorl.judge.calibration import read_calibration
         from pacorl.records.characters import find_character
 
         self.ask = ask
         self.calibration = read_calibration(calibration or "")
-        self.whole = [find_character(name) for name in ask.character]
+        self.characters = [find_character(name) for name in ask.character]
         """The characters, with all of their images."""
-        # One reference of each: every one costs a question per panel.
-        self.characters = [replace(character, images=character.images[:1]) for character in self.whole]
-        self._opened = [(each.name, list(map(open_image, each.images))) for each in self.characters]
 
     @property
-    def references(self) -> list[str]:
-        """Files of the characters' images."""
-        return [str(path) for character in self.characters for path in character.images]
+    def references(self) -> list[Path]:
+        """The image of each character that panels are compared with."""
+        # One of each: every one costs a question per panel.
+        return [character.images[0] for character in self.characters]
 
     def least(self, panels: int) -> float:
         """Return the threshold. Raises ValueError if one panel is to be compared with none."""
@@ -250,22 +237,24 @@ class Gate:
             self.calibration,
             self.ask.least,
             panels=panels,
-            references=[len(images) for _, images in self._opened],
+            references=[1] * len(self.characters),
             plain=not self.ask.theme,
         )
 
     def check(self, reward: PacoReward, panels: Panels) -> Check:
         """Check a set under a progress bar."""
         from pacorl.gate.check import check_set
+        from pacorl.io.images import open_image
 
-        least = self.least(len(panels.images))
+        names = [character.name for character in self.characters]
+        references = [[open_image(path)] for path in self.references]
         with asking(reward.name) as advance:
             return check_set(
                 reward.judge,
                 panels.images,
-                least=least,
+                least=self.least(len(panels.images)),
                 names=panels.names,
-                characters=self._opened,
+                characters=list(zip(names, references, strict=True)),
                 casts=self._casts(panels.texts),
                 theme=self.ask.theme,
                 progress=advance,
@@ -276,22 +265,18 @@ class Gate:
         from pacorl.records.characters import characters_of
         from pacorl.types import Grid, Prompt
 
-        names = [character.name for character in self.characters]
-        if len(names) < 2:
-            return [names] * len(texts)
         prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=tuple(texts), characters=tuple(self.characters))
-        return [[character.name for character in cast] or names for cast in characters_of(prompt)]
+        casts = []
+        for cast in characters_of(prompt):
+            casts.append([character.name for character in cast or self.characters])
+        return casts
 
 
-def _judge_of(judge: CalibratedJudge, sets: Iterable[Sequence[str]]) -> str:
-    """Return the named judge, or the default one, which can read at least one set. Raises ValueError if it is missing.
-
-    Args:
-        sets: Files of each set, its references included.
-    """
+def _judge_of(judge: CalibratedJudge, images: Sequence[Path | str]) -> str:
+    """Return the named judge, or the default one of some images. Raises ValueError if it is missing or no default."""
     from pacorl.judge import check_judge, default_judge
 
-    source = judge.judge or default_judge(sets)
+    source = judge.judge or default_judge(images)
     check_judge(source, calibration=judge.calibration or "")
     return source
 
@@ -322,7 +307,7 @@ def calibrate(
 ) -> None:
     """Fit a temperature and a bias on 200 labelled pairs or more; a threshold for sets is yours to choose (--min)."""
     from pacorl.core.calibration import fit_curve
-    from pacorl.gate.calibrate import ask_comparisons, check_pairs, held_out_lines
+    from pacorl.gate.calibrate import ask_comparisons, check_pairs, held_out_line
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.io.files import check_new, check_writable
     from pacorl.io.images import check_readable
@@ -352,7 +337,7 @@ def calibrate(
     lines = [
         f"{len(pairs)} pairs, {int(answers[1].sum())} labelled Yes",
         f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
-        *held_out_lines(answers),
+        held_out_line(answers),
     ]
     # Saved before the output, which may fail on a closed pipe.
     Calibration(name, curve, identity=identity, pairs=len(pairs)).save(out)

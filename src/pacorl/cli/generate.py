@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, print_plan
 from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, read_page
 from pacorl.cli.shared import JSON, echo, echo_errors, print_json, progress
 from pacorl.config.options import UsageError, option
-from pacorl.types import TINY, Size
+from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
@@ -26,25 +26,21 @@ if TYPE_CHECKING:
     from pacorl.types import Grid, Prompt
 
 
-SOURCES = ("--prompt", "--storyboard", "--instruction", "--from")
+PROMPTS = (".txt", ".jsonl")
+"""Suffixes of files of prompts."""
+BOARDS = (".yaml", ".yml")
+"""Suffixes of storyboards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
-    """The request: a prompt, a storyboard, an edit, or a finished page."""
+    """What goes with the text of a request, or a finished page in its place."""
 
     panel: ClassVar[str] = "Request"
 
-    prompt: str = option(
-        "",
-        "One image, a sentence that asks for several, what all panels share, a whole prompt with panel tags; or a "
-        "FILE.txt or FILE.jsonl of prompts.",
-    )
     panels: list[str] = option([], "What one panel shows; repeat it, row by row.", "--panel")
     layout: str = option("", "ROWSxCOLS of the panels; the squarest if left out.")
-    storyboard: Path | None = option(None, "A YAML of characters, style and scenes.")
-    images: list[Path] = option([], "An image to edit; may be repeated for editors of several.", "--image")
-    instruction: str = option("", "What to change in it.")
+    images: list[Path] = option([], "An image to edit by the text; may be repeated for editors of several.", "--image")
     page: Path | None = option(
         None, "A finished page, whose failing panels are drawn again by the recipe in the file.", "--from"
     )
@@ -53,46 +49,51 @@ class RequestOptions:
     )
     separate: bool = option(False, "Generate each panel as an image of its own, of --size.")
 
-    @property
-    def is_file(self) -> bool:
-        """Whether the prompt is a file of prompts."""
-        return self.prompt.strip().endswith((".txt", ".jsonl"))
-
-    def check(self) -> None:
-        """Raise ValueError unless there is one source, with the flags that go with it."""
-        sources = (self.prompt, self.storyboard, self.instruction, self.page)
-        flags = [flag for flag, value in zip(SOURCES, sources, strict=True) if value]
-        if len(flags) != 1:
-            raise ValueError(f"give one of {', '.join(SOURCES)}, not {' and '.join(flags) or 'none'}")
-        of_prompt: dict[str, Any] = {"--panel": self.panels, "--layout": self.layout, "--character": self.characters}
-        for flag, value in of_prompt.items():
-            if value and (self.is_file or not (self.prompt or self.page)):
-                raise ValueError(f"{flag} goes with one --prompt, not with {self.prompt or flags[0]}")
-        if bool(self.images) != bool(self.instruction):
-            raise ValueError("an edit needs both --image and --instruction")
+    def check(self, text: str) -> None:
+        """Raise ValueError unless there is a text or a page, with the flags that go with it."""
+        if bool(text) == bool(self.page):
+            raise ValueError("give a text or a file, or a finished page with --from")
+        unfit: dict[str, Any] = {"--panel": self.panels, "--layout": self.layout, "--character": self.characters}
+        request = ""
+        if text.endswith(PROMPTS + BOARDS):
+            request = text
+            unfit["--image"] = self.images
+        elif self.images:
+            request = "--image"
+            unfit["--from"] = self.page
+        for flag, value in unfit.items():
+            if request and value:
+                raise ValueError(f"{flag} does not go with {request}; leave one out")
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Prompts, or the storyboard whose pages they are."""
+    """Prompts of images, or of the panels of a finished page."""
 
     prompts: Sequence[Prompt]
-    board: Storyboard | None = None
     stem: str = "set"
     """Beginning of the images' names; a redrawn page keeps its own."""
     page: FinishedPage | None = None
     """The page whose panels the prompts are."""
 
-    @property
-    def panels(self) -> Sequence[str]:
-        """Text of each panel; empty for one image or an edit."""
-        if self.page:
-            return self.page.panels.texts
-        return [text for prompt in self.prompts for text in prompt.panels]
+
+@dataclass(frozen=True, slots=True)
+class ImageJob:
+    """An image to generate."""
+
+    path: Path
+    prompt: Prompt
+    seed: int
+    digest: str
+    """Digest of everything that decides the image."""
 
 
 def generate(
-    text: str = Argument("", help="Short for --prompt."),
+    text: str = Argument(
+        "",
+        help="One image, a sentence that asks for several, what all panels share, or a whole prompt with panel tags; a "
+        "FILE.txt or FILE.jsonl of prompts; a storyboard's FILE.yaml; with --image, what to change.",
+    ),
     *,
     request: RequestOptions,
     generator: AdaptedGenerator,
@@ -108,11 +109,7 @@ def generate(
     """Generate sets of images, edits and storyboards; each PNG contains its recipe."""
     from pacorl.io.files import check_writable
 
-    # The positional text is the prompt.
-    if text and request.prompt:
-        raise ValueError(f"{text!r} and --prompt {request.prompt!r} are two prompts; give one")
-    request = replace(request, prompt=text or request.prompt)
-    request.check()
+    request.check(text)
     gate = None
     if choice.least is not None or request.page:
         gate = Gate(CheckOptions(character=request.characters, least=choice.least), choice.calibration)
@@ -122,12 +119,12 @@ def generate(
         generator = generator.by_recipe(recipe_of(request.page))
 
     # Check all arguments before torch and weights are loaded.
-    requested = read_request(request, generator, gate)
+    requested = read_request(text, request, generator, gate)
     judge = _check_request(requested, generator, choice, gate, separate=request.separate)
     if dry_run:
-        print_plan(generator, choice, judge, prompts=requested.prompts, panels=requested.panels, as_json=as_json)
+        print_plan(generator, choice, judge, prompts=requested.prompts, as_json=as_json)
     check_writable(out, folder=True)
-    unfinished, codes = _unfinished(requested, generator, choice, out, separate=request.separate)
+    jobs, codes = _unfinished(requested, generator, choice, out, separate=request.separate)
     spec = generator.check(requested.prompts)
     if judge:
         from pacorl.judge import check_judge
@@ -138,7 +135,7 @@ def generate(
     from pacorl.io.imports import frozen_imports
 
     with frozen_imports():
-        from pacorl.generate import sets, storyboard  # noqa: F401 - the most that generating imports
+        from pacorl.generate import sets  # noqa: F401 - the most that generating imports
         from pacorl.io.quiet import quiet_loading
         from pacorl.runtime.cores import use_cores
 
@@ -146,26 +143,38 @@ def generate(
     quiet_loading()
     use_cores()
     model = generator.load(memory=choice.memory, edits=any(prompt.sources for prompt in requested.prompts))
-    if not requested.board:
-        model.check(requested.prompts, generator.size)
+    model.check(requested.prompts, generator.size)
 
+    made: list[dict[str, Any]] = []
     with choice.load(judge, model) if judge else nullcontext() as reward:
         redrawing = Redrawing(generator, choice, gate, model, reward) if gate and reward else None
         if redrawing and requested.page:
             raise Exit(_redraw_page(redrawing, requested.page, out / requested.stem, as_json=as_json))
-        separate = request.separate
-        images = _generate(model, requested, generator, choice, reward, separate=separate, unfinished=unfinished)
-        codes += _deliver(images, out, as_json=as_json, model=model, reward=reward, redrawing=redrawing)
-    raise Exit(max(codes))
+        judge_name = reward.name if reward else ""
+        for job in jobs:
+            image = _draw(model, job, generator, choice, reward, separate=request.separate)
+            document, code = _finish(image, job.path, judge=judge_name, redrawing=redrawing)
+            made.append(document)
+            codes.append(code)
+            if not as_json:
+                echo(_line(document))
+
+    notes = list(filter(None, [model.note, reward.note if reward else ""]))
+    if as_json:
+        names = {"model": model.model, "adapter": model.adapter, "judge": judge_name, "notes": notes}
+        print_json(names | {"made": made})
+    # On the error stream, which a pipe does not read.
+    echo_errors(*notes)
+    raise Exit(max(codes, default=0))
 
 
 def _unfinished(
     request: GenerationRequest, options: AdaptedGenerator, choice: ChoiceOptions, out: Path, *, separate: bool
-) -> tuple[dict[str, str], list[int]]:
+) -> tuple[list[ImageJob], list[int]]:
     """Check the output, and leave out the images that an equal command has finished, with a line about each.
 
     Returns:
-        The digest of each other image's request, by its name, and the exit codes of the finished ones.
+        The other images, and the exit codes of the finished ones.
 
     Raises:
         ValueError: for an existing image of another request, or that was not generated.
@@ -175,25 +184,25 @@ def _unfinished(
 
     if request.page:
         check_made(out / request.stem, mark=IMAGE_MARK)
-        return {}, []
+        return [], []
     for path in sorted(out.glob(f"{request.stem}-[0-9]*.png")):
         check_made(path, mark=IMAGE_MARK)
-    prompts = [prompt for prompt in request.prompts for _ in range(choice.count)]
-    unfinished = {}
+    jobs = []
     codes = []
+    prompts = [prompt for prompt in request.prompts for _ in range(choice.count)]
     for number, prompt in enumerate(prompts):
-        name = f"{request.stem}-{number + 1}"
-        path = out / f"{name}.png"
+        path = out / f"{request.stem}-{number + 1}.png"
         digest = _digest_of(prompt, number, options, choice, separate=separate)
         texts = png_texts(path)
-        if not path.exists():
-            unfinished[name] = digest
-        elif texts.get("request") == digest:
+        if texts.get("request") == digest:
             codes.append(int(texts.get("code", 0)))
             echo_errors(f"{path} is finished, and is kept")
-        else:
+        elif path.exists():
             raise ValueError(f"{path} is of another command, and is not replaced; name another folder with --out")
-    return unfinished, codes
+        else:
+            # Each image continues the seeds of the one before.
+            jobs.append(ImageJob(path, prompt, options.seed + number * choice.best_of, digest))
+    return jobs, codes
 
 
 def _digest_of(prompt: Prompt, number: int, options: AdaptedGenerator, choice: ChoiceOptions, *, separate: bool) -> str:
@@ -212,62 +221,48 @@ def _digest_of(prompt: Prompt, number: int, options: AdaptedGenerator, choice: C
     return text_digest(repr((__version__, prompt, number, options, replace(choice, count=1), separate, contents)))
 
 
-def _generate(
+def _draw(
     model: Generator,
-    request: GenerationRequest,
+    job: ImageJob,
     options: AdaptedGenerator,
     choice: ChoiceOptions,
     reward: PacoReward | None,
     *,
     separate: bool,
-    unfinished: Mapping[str, str],
-) -> Iterator[tuple[str, GeneratedImage]]:
-    """Generate one image after the other under a progress bar; yields its name and the image.
-
-    Args:
-        unfinished: Digest of the request of each image to generate, by its name.
-    """
+) -> GeneratedImage:
+    """Generate an image under a progress bar."""
     from pacorl.generate.sets import generate_sets
-    from pacorl.generate.storyboard import page_sizes
 
-    sizes: Sequence[Size | None] = [options.size] * len(request.prompts)
-    if request.board:
-        sizes = page_sizes(model, request.board, request.prompts, size=options.size, separate=separate)
-    images = [pair for pair in zip(request.prompts, sizes, strict=True) for _ in range(choice.count)]
-    done = total = 0
+    # Count denoising steps and not images: with one image the bar would jump from 0 to its end.
+    sampled = job.prompt.grid.count if separate else 1
+    done, total = 0, sampled * choice.best_of * (options.steps or model.default_steps)
 
     def on_step(images: int) -> None:
         nonlocal done
         done += images
         advance(done, total)
 
-    for number, (prompt, size) in enumerate(images):
-        name = f"{request.stem}-{number + 1}"
-        if name not in unfinished:
-            continue
-        # Count denoising steps and not images: with one image the bar would jump from 0 to its end.
-        sampled = prompt.grid.count if separate else 1
-        done, total = 0, sampled * choice.best_of * (options.steps or model.default_steps)
-        with progress(f"generating {name}") as advance:
-            (image,) = generate_sets(
-                model,
-                prompt,
-                judge=reward,
-                # Each image continues the seeds of the one before.
-                seed=options.seed + number * choice.best_of,
-                best_of=choice.best_of,
-                size=size,
-                steps=options.steps,
-                separate=separate,
-                on_step=on_step,
-            )
-        yield name, replace(image, recipe={**image.recipe, "request": unfinished[name]})
+    with progress(f"generating {job.path.stem}") as advance:
+        (image,) = generate_sets(
+            model,
+            job.prompt,
+            judge=reward,
+            seed=job.seed,
+            best_of=choice.best_of,
+            size=options.size,
+            steps=options.steps,
+            separate=separate,
+            on_step=on_step,
+        )
+    return replace(image, recipe={**image.recipe, "request": job.digest})
 
 
 # --- the request -----------------------------------------------------------------------------------------------
 
 
-def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gate | None) -> GenerationRequest:
+def read_request(
+    text: str, options: RequestOptions, generator: AdaptedGenerator, gate: Gate | None
+) -> GenerationRequest:
     """Read the request without heavy imports. Raises ValueError if the model does not support it."""
     from pacorl.core.grid import parse_layout
     from pacorl.generate.storyboard import board_prompt, pages, read_storyboard, storyboard_of
@@ -279,33 +274,34 @@ def read_request(options: RequestOptions, generator: AdaptedGenerator, gate: Gat
 
     model = generator.model
     if options.page and gate:
-        page = read_page(options.page, generator, gate.whole, layout=options.layout, texts=options.panels)
-        stem = f"{options.page.stem}-repaired.png"
-        return GenerationRequest(page.prompts, stem=stem, page=page)
-    if options.storyboard:
-        board = read_storyboard(options.storyboard)
+        page = read_page(options.page, generator, gate.characters, layout=options.layout, texts=options.panels)
+        return GenerationRequest(page.prompts, stem=f"{options.page.stem}-repaired.png", page=page)
+    if text.endswith(BOARDS):
+        board = read_storyboard(Path(text))
         prompts = pages(board, model, max_references=_max_references(board, generator), separate=options.separate)
-        return GenerationRequest(prompts, board, stem="page")
-    if options.is_file:
-        return GenerationRequest(load_prompts(options.prompt, model=model))
-    if options.prompt:
-        grid = parse_layout(options.layout) if options.layout else None
-        if options.characters:
-            characters = [find_character(name) for name in options.characters]
-            board = storyboard_of(drafted(options, grid), characters, layout=grid)
-            limit = _max_references(board, generator)
-            prompt = board_prompt(board, model, max_references=limit, separate=options.separate)
-        else:
-            prompt = prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
-        if not options.panels and prompt.panels:
-            lines = [f"  {number}. {text}" for number, text in enumerate(prompt.panels, 1)]
-            # The error stream, since the standard output may be JSON.
-            echo_errors(f"{len(lines)} panels (change them with --panel):", *lines)
-        return GenerationRequest([prompt])
-    for path in options.images:
-        open_image(path)  # refused by name before weights are loaded
-    prompt = check_for(model, Prompt(id=0, text=options.instruction, sources=tuple(options.images)))
-    return GenerationRequest([prompt], stem="edit")
+        return GenerationRequest(prompts, stem="page")
+    if text.endswith(PROMPTS):
+        return GenerationRequest(load_prompts(text, model=model))
+    if options.images:
+        for path in options.images:
+            open_image(path)  # refused by name before weights are loaded
+        prompt = check_for(model, Prompt(id=0, text=text, sources=tuple(options.images)))
+        return GenerationRequest([prompt], stem="edit")
+
+    # A set, or one image.
+    grid = parse_layout(options.layout) if options.layout else None
+    if options.characters:
+        characters = [find_character(name) for name in options.characters]
+        board = storyboard_of(drafted(text, options.panels, grid), characters, layout=grid)
+        limit = _max_references(board, generator)
+        prompt = board_prompt(board, model, max_references=limit, separate=options.separate)
+    else:
+        prompt = prompt_from(model, theme=text, panels=options.panels, grid=grid)
+    if not options.panels and prompt.panels:
+        lines = [f"  {number}. {text}" for number, text in enumerate(prompt.panels, 1)]
+        # The error stream, since the standard output may be JSON.
+        echo_errors(f"{len(lines)} panels (change them with --panel):", *lines)
+    return GenerationRequest([prompt])
 
 
 def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
@@ -322,15 +318,15 @@ def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
     return limit
 
 
-def drafted(options: RequestOptions, grid: Grid | None) -> PanelDraft:
+def drafted(text: str, panels: Sequence[str], grid: Grid | None) -> PanelDraft:
     """Draft the panels that show the characters: the user's own, or those of a sentence that asks for several."""
     from pacorl.records.panels import PanelDraft, read_request, write_panels
 
-    if not options.panels and read_request(options.prompt) and (grid is None or grid.count > 1):
-        draft = write_panels(options.prompt, count=grid.count if grid else None)
+    if not panels and read_request(text) and (grid is None or grid.count > 1):
+        draft = write_panels(text, count=grid.count if grid else None)
         echo_errors(draft.note)
         return draft
-    return PanelDraft(options.prompt, tuple(options.panels or [options.prompt]))
+    return PanelDraft(text, tuple(panels or [text]))
 
 
 def _check_request(
@@ -347,7 +343,7 @@ def _check_request(
     source = choice.judge
     if request.page and gate:
         gate.least(len(request.page.prompts))
-        return source or default_judge([[request.page.path, *gate.references]])
+        return source or default_judge([request.page.path, *gate.references])
     for prompt in request.prompts:
         if gate:
             gate.least(prompt.grid.count)
@@ -377,62 +373,34 @@ def _redraw_page(redrawing: Redrawing, page: FinishedPage, target: Path, *, as_j
     return after.code
 
 
-def _deliver(
-    images: Iterable[tuple[str, GeneratedImage]],
-    out: Path,
-    *,
-    as_json: bool,
-    model: Generator,
-    reward: PacoReward | None,
-    redrawing: Redrawing | None,
-) -> list[int]:
-    """Save each image as it is made, after its failing panels are drawn again, and print its path.
-
-    Returns:
-        Exit codes.
-    """
+def _finish(
+    image: GeneratedImage, path: Path, *, judge: str, redrawing: Redrawing | None
+) -> tuple[dict[str, Any], int]:
+    """Save an image, after its failing panels are drawn again; returns its entry in the JSON and its exit code."""
     from pacorl.generate.generated_images import recipe_texts, save, to_dict
     from pacorl.io.files import write_atomic
     from pacorl.io.images import png_bytes
 
-    judge = reward.name if reward else ""
-    made: list[dict[str, Any]] = []
-    codes = [0]
-    for name, image in images:
-        path = out / f"{name}.png"
-        shown, verdict = image, dict[str, Any]()
-        if redrawing:
-            # A finished page alone has its name: an interrupted command leaves no draft there.
-            draft = out / "tries" / f"{path.stem}-before.png"
-            write_atomic(draft, png_bytes(image.image, recipe_texts(image, judge=judge)))
-            page = read_page(draft, redrawing.options, image.prompt.characters)
-            after, verdict = redrawing.repaired(page, path)
-            codes.append(after.code)
-            # The score was that of the draft.
-            shown = replace(image, judged=None)
-        else:
-            save(image, path, judge=judge)
-        made.append(to_dict(shown, path) | verdict)
-        if not as_json:
-            echo(_line(shown, path, verdict))
-
-    notes = list(filter(None, [model.note, reward.note if reward else ""]))
-    if as_json:
-        names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
-        print_json(names | {"made": made})
-    # On the error stream, which a pipe does not read.
-    echo_errors(*notes)
-    return codes
+    if not redrawing:
+        save(image, path, judge=judge)
+        return to_dict(image, path), 0
+    # A finished page alone has its name: an interrupted command leaves no draft there.
+    draft = path.parent / "tries" / f"{path.stem}-before.png"
+    write_atomic(draft, png_bytes(image.image, recipe_texts(image, judge=judge)))
+    page = read_page(draft, redrawing.options, image.prompt.characters)
+    after, verdict = redrawing.repaired(page, path)
+    # The score was that of the draft.
+    return to_dict(replace(image, judged=None), path) | verdict, after.code
 
 
-def _line(image: GeneratedImage, path: Path, check: Mapping[str, Any]) -> str:
-    columns = [str(path), f"size {Size(image.image.height, image.image.width)}", f"seed {image.recipe['seed']}"]
-    if image.judged:
-        score = image.judged.score
-        columns.append(f"no score: {image.judged.error}" if score is None else f"score {score:.4f}")
-    if image.tied > 1:
-        columns.append(f"a tie of {image.tied}")
-    if check:
-        verdict = {True: "passes", False: "fails", None: "unsure"}[check["passed"]]
-        columns.append(f"{verdict}, tries: {len(check['tries'])}")
+def _line(made: Mapping[str, Any]) -> str:
+    """Format an image's entry in the JSON for people."""
+    columns = [made["file"], f"size {made['size']}", f"seed {made['seed']}"]
+    if "score" in made:
+        columns.append(f"no score: {made['error']}" if made["score"] is None else f"score {made['score']:.4f}")
+    if made["tied"] > 1:
+        columns.append(f"a tie of {made['tied']}")
+    if "tries" in made:
+        verdict = {True: "passes", False: "fails", None: "unsure"}[made["passed"]]
+        columns.append(f"{verdict}, tries: {len(made['tries'])}")
     return "  ".join(columns)

@@ -124,7 +124,6 @@ def print_plan(
     source: str,
     *,
     prompts: Sequence[Prompt],
-    panels: Sequence[str],
     as_json: bool,
 ) -> NoReturn:
     """Print the memory and downloads of generator and judge, and end the command."""
@@ -135,4 +134,4 @@ def print_plan(
     images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0)
     policy = spec.options_for(generator.model, dtype=generator.dtype, memory=choice.memory, **generator.policy_options)
     plan = plan_generation(policy, size=generator.size, judge=source, images=images)
-    end_with(plan, as_json=as_json, panels=list(panels))
+    end_with(plan, as_json=as_json)

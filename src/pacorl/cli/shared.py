@@ -158,10 +158,10 @@ def print_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
     typer.echo(printable_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
-def end_with(plan: Plan, *, as_json: bool, **further: Any) -> NoReturn:
-    """Print a plan, in JSON with `further` entries, and end the command by its exit code."""
+def end_with(plan: Plan, *, as_json: bool) -> NoReturn:
+    """Print a plan, and end the command by its exit code."""
     if as_json:
-        print_json(further | plan.to_dict())
+        print_json(plan.to_dict())
     else:
         echo(plan)
     raise typer.Exit(plan.exit_code)

@@ -339,23 +339,17 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
     """Summarize the result in sentences."""
     # The threshold means something only with its comparison.
     side = "the references" if check.with_characters else "the other panels"
-    count = len(check.panels)
-    limit = f"{check.least:g} with {side} ({check.scores.calibration})"
-    lines = []
-    if check.passed:
-        lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
+    verdict = {True: "Passed", False: "Failed", None: "Unsure"}[check.passed]
+    lines = [
+        f"{verdict}: of {len(check.panels)} panels {len(check.failed)} are below {check.least:g} with {side} "
+        f"({check.scores.calibration}), and {len(check.unsure)} have no verdict."
+    ]
     if check.failed:
-        odd = check.failed[0]
-        panel = check.panels[odd]
-        lines = [
-            f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
-            f"Odd one out: {panel.image}, {p_yes_text(panel.score)}{check.reason(odd)}.",
-        ]
-    if check.unsure:
-        lines.append(f"Unsure: {len(check.unsure)} of {count} panels have no verdict.")
-    controls = (
-        f"controls failed for {check.misjudged}" if check.misjudged else f"all {len(check.controls)} controls passed"
-    )
+        panel = check.panels[check.failed[0]]
+        lines.append(f"Odd one out: {panel.image}, {p_yes_text(panel.score)}{check.reason(check.failed[0])}.")
+    controls = f"all {len(check.controls)} controls passed"
+    if check.misjudged:
+        controls = f"controls failed for {check.misjudged}"
     return [*lines, f"{check.question_count} questions to {judge}, {controls}."]
 
 

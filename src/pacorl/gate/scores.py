@@ -118,16 +118,13 @@ class Scores:
         lines = []
         for pair in self.ranked if self.ranking else self.pairs:
             lines.append(f"{p_yes_text(pair.p_yes):>7}  {self.names[pair.first]}  {self.names[pair.second]}")
-            if pair.error:
-                lines.append(f"  No score: {pair.error}.")
-            if pair.reasons:
-                lines.append("  " + pair.reasons.replace("\n", "\n  "))
-        if self.mean is not None:
-            if len(self.pairs) > 1:
-                scored = len(self.pairs) - len(self.missing)
-                lines.append(f"Mean P(Yes) of {scored} of {len(self.pairs)} pairs: {p_yes_text(self.mean)}.")
-            if self.calibrated_on is None:
-                lines.append(UNCALIBRATED)
+            for words in (pair.error, pair.reasons):
+                if words:
+                    lines.append("  " + words.replace("\n", "\n  "))
+        scored = len(self.pairs) - len(self.missing)
+        lines.append(f"Mean P(Yes) of {scored} of {len(self.pairs)} pairs: {p_yes_text(self.mean)}.")
+        if self.calibrated_on is None:
+            lines.append(UNCALIBRATED)
         return "\n".join(lines)
 
 

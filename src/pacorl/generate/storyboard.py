@@ -10,7 +10,7 @@
 
 `characters` may also be a list of character folders (`records.characters`). A character's first mention in a scene
 becomes its description, later ones `the dentist`. The images in the folders of a page's characters are its references,
-if the generator takes references. Scenes beyond a page go on the next.
+if the generator takes references. Scenes beyond a page go on the next, which they must fill.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pacorl.core.batches import in_batches
 from pacorl.core.grid import parse_layout
 from pacorl.io.documents import blamed_on, read_yaml, typed
 from pacorl.records.characters import find_character, in_turn
 from pacorl.records.compose import layout_for, prompt_from
 from pacorl.records.fields import NonBlank
 from pacorl.records.panels import MAX_COUNT, PanelDraft
-from pacorl.types import TINY, Character, Grid, Prompt, Size
-
-if TYPE_CHECKING:
-    from pacorl.generate.generator import Generator
+from pacorl.types import TINY, Character, Grid, Prompt
 
 PAGE = Grid(2, 2)
 MENTION = re.compile(r"\{([^{}]*)\}")
@@ -94,6 +92,11 @@ def read_storyboard(path: Path) -> Storyboard:
         # More would leave each panel too few pixels.
         if layout.count > MAX_COUNT:
             raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_COUNT}")
+        if len(board_file.scenes) % layout.count:
+            raise ValueError(
+                f"{len(board_file.scenes)} scenes do not fill pages of {layout}, {layout.count} panels each; add some, "
+                "leave some out, or give another layout"
+            )
         board = Storyboard(
             title=board_file.title,
             style=board_file.style,
@@ -156,7 +159,7 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
 
 
 def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: bool = False) -> list[Prompt]:
-    """Compose one prompt per page. A partly filled last page has fewer rows, or one row.
+    """Compose one prompt per page.
 
     Args:
         max_references: Maximum number of reference images that the generator takes.
@@ -172,19 +175,10 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: b
         subject = [character.text for character in board.characters[:1]]
         theme = ", ".join(filter(None, [*subject, board.style or board.title]))
 
-    # A prompt per page; what is left over fills whole rows, or one.
-    page = board.layout.count
-    cols = board.layout.cols
-    panels = board.panels
     prompts = []
-    for number, start in enumerate(range(0, len(board.scenes), page)):
-        scenes = board.scenes[start : start + page]
-        prompt = prompt_from(
-            "" if separate else model,
-            theme=theme,
-            panels=panels[start : start + page],
-            grid=Grid(len(scenes) // cols, cols) if len(scenes) % cols == 0 else Grid(1, len(scenes)),
-        )
+    for number, scenes in enumerate(in_batches(board.scenes, board.layout.count)):
+        panels = [spoken(scene, board.characters) for scene in scenes]
+        prompt = prompt_from("" if separate else model, theme=theme, panels=panels, grid=board.layout)
         references = references_for(scenes, board, limit=max_references)
         prompts.append(replace(prompt, id=number, characters=board.characters, references=references))
     return prompts
@@ -210,22 +204,3 @@ def spoken(scene: str, characters: Sequence[Character]) -> str:
     text = MENTION.sub(describe, scene)
     # Not `capitalize`, which would lower the rest, including names.
     return text[:1].upper() + text[1:]
-
-
-def page_sizes(
-    generator: Generator, board: Storyboard, prompts: Sequence[Prompt], *, size: Size | None, separate: bool
-) -> list[Size]:
-    """Compute the size of each page (`pages`), and check it before the first is generated.
-
-    `size` is the size of a full page, whose panels keep theirs on a shorter one, or of a panel if each is a separate
-    image.
-    """
-    sizes = []
-    for prompt in prompts:
-        page = generator.size_of(prompt, size)
-        if not separate:
-            rows = page.height // board.layout.rows * prompt.grid.rows
-            page = Size(rows, page.width // board.layout.cols * prompt.grid.cols)
-        generator.check([prompt], page)
-        sizes.append(page)
-    return sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,17 +127,16 @@ def judge_for(source: str, *, edits: bool) -> str:
     return TINY_EDITS if edits and source == TINY else source
 
 
-def default_judge(sets: Iterable[Sequence[Path | str]]) -> str:
-    """Return the tiny judge if the tiny generator made all images of a set, by the recipes in their files.
+def default_judge(images: Iterable[Path | str]) -> str:
+    """Return the tiny judge if the tiny generator made all images, by the recipes in their files.
 
     Raises:
-        UsageError: for sets with other images, of which that judge can say nothing.
+        UsageError: for other images, of which that judge can say nothing.
     """
-    for images in sets:
-        foreign_images = [image for image in images if recipe_of(Path(image)).get("model") != TINY]
-        if not foreign_images:
-            return TINY
-    raise UsageError(f"{foreign_images[0]} was not made by the tiny generator; {NO_JUDGE}")
+    for image in images:
+        if recipe_of(Path(image)).get("model") != TINY:
+            raise UsageError(f"{image} was not made by the tiny generator; {NO_JUDGE}")
+    return TINY
 
 
 def check_judge(source: str, *, calibration: str | Path = "") -> None:

@@ -94,7 +94,7 @@ def next_command(run: RunFolder) -> str:
         return f"pacorl {run.command} {character}{folder}/config.yaml --resume auto"
     if run.command == "train-reward":
         return f"pacorl calibrate {folder}/adapter OTHER_PAIRS"
-    request = "--image IMAGE --instruction TEXT" if run.is_editor else "--prompt TEXT"
+    request = "TEXT --image IMAGE" if run.is_editor else "TEXT"
     model = shlex.quote(settings.get("model.checkpoint", ""))
     kind = settings.get("model.kind", "")
     kind_option = f" --kind {shlex.quote(kind)}" if is_in_file(kind) else ""

@@ -42,7 +42,7 @@ Made of `{{ base }}` with {{ method }} by pacorl. Trained on: {{ trained_on }}.
 {% if is_judge -%}
 pacorl score a.png b.png --judge OWNER/{{ name }}
 {%- else -%}
-pacorl generate {{ "--image IMAGE --instruction TEXT" if is_editor else "--prompt TEXT" }} --model {{ base }} \
+pacorl generate {{ "TEXT --image IMAGE" if is_editor else "TEXT" }} --model {{ base }} \
 --adapter OWNER/{{ name }}
 {%- endif %}
 ```

@@ -73,7 +73,7 @@ PASSED_OVER = frozenset(
 WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
 SHARED = "the description of all panels"
 """Name of a prompt's theme in messages, which pages for people without the term show too."""
-EXAMPLE = "--prompt 'a hero with a crown in town' --panel 'waving, flag' --panel 'jumping, boat' …"
+EXAMPLE = "'a hero with a crown in town' --panel 'waving, flag' --panel 'jumping, boat' …"
 
 
 def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
