@@ -102,7 +102,7 @@ CASES = {
             "--out {out}/separate",
             f"{GENERATE} --image {{data}}/edits/test/0000.png {{instruction}} 'Paint the hero green.' --seed 7 "
             "--out {out}/edit",
-            f"{GENERATE} {{storyboard}} {{base}}/configs/cases/tiny_journey.yaml --out {{out}}/journey",
+            f"{GENERATE} {{storyboard}} {{source}}/configs/cases/tiny_journey.yaml --out {{out}}/journey",
         ],
         {"images": "*/**/*.png", "scores": "stdout-*.json"},
     ),
