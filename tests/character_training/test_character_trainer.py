@@ -52,7 +52,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Path, tmp_path: Path, monke
             CharacterTrainer(config).train()
     assert not (tmp_path / "run" / "summary.json").exists()
     with pytest.raises(ValueError, match="--resume auto"):
-        CharacterTrainer(config)
+        CharacterTrainer(config).train()
 
     CharacterTrainer(config, resume=True).train()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000003")

@@ -92,10 +92,10 @@ def test_each_picture_is_drawn_once_a_turn_and_steps_take_rows_one_after_the_oth
 ) -> None:
     drawn: list[str] = []
 
-    def losses_at(examples: Any, levels: Any, seeds: Any) -> torch.Tensor:
-        drawn.extend(prompt.text for prompt, _ in examples)
+    def losses_at(rows: Any) -> torch.Tensor:
+        drawn.extend(prompt.text for (prompt, _), _, _ in rows)
         weights = (weight.sum() for weight in trainer.lora.transformer.parameters() if weight.requires_grad)
-        return sum(weights) * torch.zeros(len(examples))
+        return sum(weights) * torch.zeros(len(rows))
 
     optimizer = trainer.config.optimizer.model_copy(update={"batch": 2, "micro_batch": 1})
     monkeypatch.setattr(trainer, "config", trainer.config.model_copy(update={"optimizer": optimizer}))

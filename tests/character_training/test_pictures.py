@@ -21,11 +21,8 @@ def test_captions_are_files_or_the_card_with_the_trigger(tmp_path: Path) -> None
     captions = {picture.path.name: picture.caption for picture in (*pictures.train, *pictures.held_out)}
     assert captions == {"0.png": "zorp by a flag"} | {f"{n}.png": "zorp, a hero, crown" for n in range(1, 6)}
 
-    config = hero_config(hero, tmp_path / "run", "trigger=sks", 'gallery.prompts=["{character} by a boat"]')
-    pictures = read_pictures(config)
-    assert pictures.train[1].caption == "sks, a hero, crown"
-    assert pictures.train[0].caption == "sks, a hero, crown, zorp by a flag"  # a caption without the trigger word
-    assert [prompt.text for prompt in gallery_prompts(config, pictures.subject)] == ["sks, a hero, crown by a boat"]
+    config = hero_config(hero, tmp_path / "run", 'gallery.prompts=["{character} by a boat"]')
+    assert [prompt.text for prompt in gallery_prompts(config, pictures.subject)] == ["zorp, a hero, crown by a boat"]
 
 
 def test_captions_of_other_tools_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,6 @@ from toy_world import toy_config
 from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.files import digests
-from pacorl.rewards.reward import RewardError
 from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Prompt
 
@@ -128,10 +127,3 @@ def test_a_reward_that_hangs_ends_the_run_saved_at_its_limit_or_at_a_signal(
     with overlapping(overlap):
         run(tmp_path / "run", Brightness(), resume=True)
     assert same(tmp_path / "run", whole(overlap))
-
-
-def test_a_reward_that_hangs_at_its_trial_image_is_refused(tmp_path: Path, hanging: Callable[..., Brightness]) -> None:
-    """Nothing is to be saved yet, and a new start would hang again."""
-    said = r"^reward brightness \(trial images\) has not returned for 0\.2 s; mend it, or raise reward_timeout$"
-    with pytest.raises(RewardError, match=said):
-        run(tmp_path, hanging(hangs_in=1), "reward_timeout=0.2")

@@ -85,8 +85,6 @@ class CharacterConfig(LoraConfig):
 
     size: tuple[Positive, Positive] = (512, 512)
     """Height and width of the training images; an image of another shape loses its edges."""
-    trigger: str = ""
-    """Trigger word of captions; by default the folder's name."""
 
     model: Annotated[PolicyOptions, POLICIES] = Field(default_factory=POLICIES.default_options)
     adapter: CharacterAdapterConfig = CharacterAdapterConfig()

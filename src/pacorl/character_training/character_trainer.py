@@ -31,7 +31,7 @@ from pacorl.grpo.lora_training import LoraTraining
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.start import SUMMARY
 from pacorl.io.documents import write_json
-from pacorl.io.files import check_no_run, disk_errors, own_folder
+from pacorl.io.files import disk_errors, own_folder
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.models.lora import read_lora
 from pacorl.report.page import write_page
@@ -51,6 +51,8 @@ PATIENCE = 3
 
 Example = tuple[Prompt, Tensor]
 """One image: its caption, and (1, N, C) latents in fp32, on the CPU."""
+NoisedExample = tuple[Example, int, int]
+"""An example, the index of its noise level in the training schedule, from noise to image, and its noise's seed."""
 
 
 class CharacterTrainer:
@@ -74,8 +76,6 @@ class CharacterTrainer:
         self.resume = resume
         self.size = Size(*config.size)
         self.pictures = read_pictures(config)
-        if not resume:
-            check_no_run(config.out)
         config.generator.check_trainable(config.model.checkpoint)
         config.generator.check_source(config.model.checkpoint, adapters=[config.adapter.start], size=self.size)
         self.runtime = Runtime()
@@ -151,8 +151,8 @@ class CharacterTrainer:
     @property
     def finished(self) -> bool:
         """Whether the last step is taken, or the last evaluations have not lowered the held-out loss."""
-        stale = [step for step in self.held_out_losses if step > (self.best_step or 0)]
-        return self.lora.step >= self.config.steps or len(stale) >= PATIENCE
+        after_best = sum(step > (self.best_step or 0) for step in self.held_out_losses)
+        return self.lora.step >= self.config.steps or after_best >= PATIENCE
 
     # --- building ----------------------------------------------------------------------------------------------
 
@@ -187,36 +187,32 @@ class CharacterTrainer:
     # --- training ----------------------------------------------------------------------------------------------
 
     def train_step(self) -> None:
-        """Take one optimizer step. Example, time and noise of a global row follow from the seed and the row."""
-        options = self.config.optimizer
-        seed = self.config.seed
-        count = len(self.train_examples)
-        first = self.lora.step * options.batch
+        """Take one optimizer step."""
+        size = self.config.optimizer.batch
+        first = self.lora.step * size
+        rows = [self._drawn(row) for row in range(first, first + size)]
         total = 0.0
-        for rows in in_batches(range(first, first + options.batch), self.micro_batch):
-            examples = []
-            levels = []
-            noises = []
-            for row in rows:
-                # All images once per turn, in an order of its own.
-                turn, position = divmod(row, count)
-                order = random.Random(seed_of(seed, "image", "order", turn)).sample(range(count), count)
-                examples.append(self.train_examples[order[position]])
-                levels.append(int(LEVELS * random.Random(seed_of(seed, "image", "time", row)).random()))
-                noises.append(seed_of(seed, "image", "noise", row))
-            loss = self.losses_at(examples, levels, noises).sum() / options.batch
+        for batch in in_batches(rows, self.micro_batch):
+            loss = self.losses_at(batch).sum() / size
             loss.backward()
             total += float(loss.detach())
         if math.isfinite(self.lora.take_step()):
             self.losses.append(total)
 
-    def losses_at(self, examples: Sequence[Example], levels: Sequence[int], seeds: Sequence[int]) -> Tensor:
-        """Compute (B,) ‖v(x_σ) − (ε − x0)‖² at x_σ = (1−σ)·x0 + σ·ε, as a mean over dimensions.
+    def _drawn(self, row: int) -> NoisedExample:
+        """Draw example, noise level and noise of a global row, which follow from the seed and the row."""
+        seed = self.config.seed
+        count = len(self.train_examples)
+        # All images once per turn, in an order of its own.
+        turn, position = divmod(row, count)
+        order = random.Random(seed_of(seed, "image", "order", turn)).sample(range(count), count)
+        level = int(LEVELS * random.Random(seed_of(seed, "image", "time", row)).random())
+        return self.train_examples[order[position]], level, seed_of(seed, "image", "noise", row)
 
-        Args:
-            levels: indices in the training schedule, from noise to image.
-        """
+    def losses_at(self, rows: Sequence[NoisedExample]) -> Tensor:
+        """Compute (B,) ‖v(x_σ) − (ε − x0)‖² at x_σ = (1−σ)·x0 + σ·ε, as a mean over dimensions."""
         device = self.runtime.device
+        examples, levels, seeds = zip(*rows, strict=True)
         sigma_B = to_device(self.sigmas[list(levels)], device)
         clean_BNC = to_device(torch.cat([latents for _, latents in examples]), device)
         noise_BNC = self.policy.noise(seeds, self.size)
@@ -267,7 +263,7 @@ class CharacterTrainer:
         total = 0.0
         with self.lora.average.swapped_in():
             for batch in in_batches(rows, self.micro_batch):
-                total += float(self.losses_at(*zip(*batch, strict=True)).sum())
+                total += float(self.losses_at(batch).sum())
                 self.runtime.check_stop()
         return total / len(rows)
 
@@ -318,7 +314,7 @@ class CharacterTrainer:
 
         # From the log: a resumed run has not seen the first evaluation.
         result = TrainResult.of(out)
-        summary = {"seed": self.config.seed, "steps": self.lora.step, "before": result.before, "after": result.metrics}
+        summary = {"steps": self.lora.step, "before": result.before, "after": result.metrics}
         if self.best_step is not None:
             verdict = f"The held-out loss is lowest after step {self.best_step}. That LoRA is in adapter/."
             summary |= {"best_step": self.best_step, "verdict": [verdict]}

@@ -77,7 +77,7 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
         ValueError: if there is no such character, it has too few or too many images, or one cannot be used.
     """
     character = find_character(config.character, least=LEAST, most=MOST)
-    trigger = config.trigger or character.name
+    trigger = character.name
     subject = f"{trigger}, {character.text}"
     pictures = []
     for path in character.images:

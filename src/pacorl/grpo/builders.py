@@ -265,5 +265,5 @@ def build_run_rewards(
             scorer.check(checked)
             # Judges are left out: connecting or loading has tested them.
             if not hasattr(scorer, "judge"):
-                smoke_test(key, scorer, tried, size=Size(*size), timeout=config.reward_timeout)
+                smoke_test(key, scorer, tried, size=Size(*size))
     return rewards, held_out

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from PIL.Image import Image, fromarray
 
 from pacorl.io.terminal import excerpt
-from pacorl.runtime.workers import CallTimeout, Workers, outcome_of
 from pacorl.types import Prompt, Size, places
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
@@ -147,7 +144,7 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
     )
 
 
-def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Size, timeout: float = math.inf) -> bool:
+def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Size) -> bool:
     """Make a reward ready and have it score two grid images of noise, before anything is generated.
 
     Two, since one image hides a reward that returns one score for the whole batch. Returns whether both scores are
@@ -155,11 +152,9 @@ def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Si
 
     Args:
         prompts: to choose the images' from.
-        timeout: seconds that it may score for, its loading aside.
 
     Raises:
-        RewardError: if it raises, does not return, returns a wrong number of scores, an invalid score or part, or no
-            score at all.
+        RewardError: if it raises, returns a wrong number of scores, an invalid score or part, or no score at all.
     """
     # The largest grid has the most questions and panels.
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
@@ -168,14 +163,7 @@ def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Si
     images = [fromarray(pixels[0]), fromarray(pixels[1])]
     if hasattr(reward, "load"):
         reward.load()
-    try:
-        # The thread of a call that does not return is abandoned.
-        with closing(Workers(1, name="pacorl-trial")) as workers:
-            trial = workers.submit(partial(scores_of, name, reward, [prompt, prompt], images))
-            first, second = outcome_of(trial, f"reward {name} (trial images)", seconds=timeout)
-    except CallTimeout as fault:
-        # A new run has nothing to save, and would hang again.
-        raise RewardError(str(fault)) from None
+    first, second = scores_of(name, reward, [prompt, prompt], images)
     if first is second is None:
         reason = getattr(reward, "last_error", "")
         why = f": {reason}" if reason else ""
