@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 from pacorl import web
 from pacorl.cli import app
-from pacorl.io.versions import install_command
 from pacorl.judge import identity_at
 from pacorl.serve import server, vllm
 
@@ -101,4 +100,4 @@ def test_an_extra_that_is_missing_is_named(
         # `from package import leaf` reads it.
         monkeypatch.delattr(importlib.import_module(package), leaf, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert str(run(*words.split()).exception).endswith(f"needs uvicorn: {install_command(extra)}")
+    assert str(run(*words.split()).exception).endswith(f"needs uvicorn: pip install 'pacorl[{extra}]'")

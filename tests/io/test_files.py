@@ -175,4 +175,3 @@ def test_only_own_folders_and_files_with_the_mark_are_written(tmp_path: Path) ->
         check_made(page)
     with pytest.raises(ValueError, match="theirs holds files"):
         claim_folder(theirs)
-    claim_folder(theirs, "a.html")

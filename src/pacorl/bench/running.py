@@ -30,7 +30,7 @@ from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.scores import UNCALIBRATED
 from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, read_journal, read_object, write_json
-from pacorl.io.files import check_writable, claim_folder, sole_holder, sweep, write_atomic
+from pacorl.io.files import claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge import NO_JUDGE, check_judge
@@ -114,11 +114,10 @@ def run_benchmark(
     entry = BENCHMARKS.named(name)
     check_options(entry, options)
     benchmark = entry(data, options)
-    check_writable(benchmark.out, folder=True)
     if not options.judge:
         raise UsageError(NO_JUDGE)
     check_judge(options.judge)
-    claim_folder(benchmark.out, "settings.json")
+    claim_folder(benchmark.out)
 
     # Generate.
     if isinstance(benchmark, ImageBenchmark) and not options.images:

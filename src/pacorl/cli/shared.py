@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 import typer
 
 from pacorl.config.options import FLAG, UsageError
-from pacorl.io.terminal import Progress, printable, printable_json
+from pacorl.io.terminal import Progress, printable
 
 if TYPE_CHECKING:
     from pacorl.plan.plan import Plan
@@ -47,9 +47,7 @@ def needing(extra: str, *, what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        from pacorl.io.versions import install_command
-
-        raise ValueError(f"{what} needs {error.name}: {install_command(extra)}") from None
+        raise ValueError(f"{what} needs {error.name}: pip install 'pacorl[{extra}]'") from None
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,7 +153,7 @@ def echo(text: object, *, err: bool = False) -> None:
 
 def print_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
     """Print a document for programs."""
-    typer.echo(printable_json(json.dumps(document, indent=2, ensure_ascii=False)))
+    typer.echo(json.dumps(document, indent=2))
 
 
 def end_with(plan: Plan, *, as_json: bool) -> NoReturn:

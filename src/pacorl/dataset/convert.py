@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from pacorl.io.documents import JsonObject, blamed_on, read_records, typed, write_jsonl
 from pacorl.io.files import existing, flush_all, write_atomic
 from pacorl.io.images import open_image
-from pacorl.io.versions import install_command
 from pacorl.records.fields import Listed, NonBlank
 
 MAGIC = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"RIFF": ".webp"}
@@ -80,7 +79,7 @@ def parquet_rows(source: Path) -> Iterator[JsonObject]:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
     except ImportError:
-        raise ValueError(f"parquet files need pyarrow; install it with `{install_command('data')}`") from None
+        raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
     # By name, the order of the hub's shards (train-00000-of-00002.parquet).
     files = [source] if source.is_file() else sorted(source.rglob("*.parquet"))
     if not files:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import accumulate, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -49,15 +49,15 @@ def read_text(path: Path, *, fix: str = "", limit: int = MAX_BYTES) -> str:
     """Read a UTF-8 file; a byte order mark is dropped."""
     content = read_bytes(path, limit=limit, fix=fix)
     # Accept the line breaks of all systems, as Python's text files do.
-    return _decoded(content, str(path)).replace("\r\n", "\n").replace("\r", "\n")
+    return _decoded(content, path).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _decoded(content: bytes, name: str) -> str:
+def _decoded(content: bytes, path: Path) -> str:
     try:
         return content.decode("utf-8-sig")  # Windows' editors begin UTF-8 files with a mark
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{name}:{line}: not UTF-8 text; save the file as UTF-8") from None
+        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
 
 
 def read_object(path: Path, *, fix: str = "") -> JsonObject:
@@ -91,16 +91,21 @@ def read_records(path: Path, parse: Callable[[JsonObject], Item], *, fix: str = 
             with blamed_on(f"{path}, record {number}"):
                 items.append(parse(_checked_object(record)))
         return items
-    for number, line in text_lines(path, fix=fix):
+    return _parsed_lines(read_text(path, fix=fix), path, parse)
+
+
+def _parsed_lines(text: str, path: Path, parse: Callable[[JsonObject], Item]) -> list[Item]:
+    items = []
+    for number, line in numbered_lines(text):
         with blamed_on(f"{path}:{number}"):
             items.append(parse(parse_object(line)))
     return items
 
 
-def text_lines(path: Path, *, fix: str = "") -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, text without surrounding space) of a file's lines; blank lines are left out."""
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, line without surrounding space) of a file's text; blank lines are left out."""
     # splitlines() would cut at U+2028 inside a text.
-    for number, line in enumerate(read_text(path, fix=fix).split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line.strip()
 
@@ -135,11 +140,7 @@ def faults_of(error: ValidationError, *, unknown: Callable[[Any], str] | None = 
         whole: the key of a fault of the whole document.
     """
     lines = []
-    errors = error.errors()
-    # A list without its faulty entries is too short for pydantic; the entries' own faults say all.
-    faulty = {key for fault in errors for key in accumulate(map(str, fault["loc"][:-1]), "{}.{}".format)}
-    errors = [fault for fault in errors if fault["type"] != "too_short" or _key_of(fault) not in faulty]
-    for key, of_key in islice(groupby(errors, key=_key_of), 3):
+    for key, of_key in islice(groupby(error.errors(), key=_key_of), 3):
         faults = list(of_key)
         fault = faults[0]
         if unknown and fault["type"] == "extra_forbidden":
@@ -160,8 +161,6 @@ def _key_of(fault: ErrorDetails) -> str:
 
 def _message_of(fault: ErrorDetails) -> str:
     """Return pydantic's message, in words of configs and records."""
-    if fault["type"] == "too_short":
-        return f"give at least {fault['ctx']['min_length']}"
     if fault["type"] == "tuple_type":
         return "give a list in brackets, as [1, 2] or [{name: …}]"
     return CLASS.sub("mapping of keys", fault["msg"].removeprefix("Value error, "))
@@ -328,11 +327,7 @@ def read_log(path: Path, parse: Callable[[JsonObject], Item], *, mends: bool = F
     """
     content = read_bytes(path, limit=MAX_BYTES) if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
-    items = []
-    for number, line in enumerate(_decoded(whole, str(path)).split("\n"), start=1):
-        if line.strip():
-            with blamed_on(f"{path}:{number}"):
-                items.append(parse(parse_object(line)))
+    items = _parsed_lines(_decoded(whole, path), path, parse)
     if mends and len(whole) < len(content):
         os.truncate(path, len(whole))
     return items

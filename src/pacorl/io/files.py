@@ -49,9 +49,7 @@ def text_digest(text: str) -> str:
 
 def kept_digest(path: Path) -> str:
     """`digest` of a file, computed once for each state (size and time of change) of it."""
-    if path.is_file():
-        return _digest_in_state(path, *state_of(path))
-    return digest(path)
+    return _digest_in_state(path, *state_of(path))
 
 
 def state_of(path: Path) -> tuple[int, int]:
@@ -108,8 +106,7 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
     # The nearest existing folder decides, since missing folders will be created in it.
     above = next(ancestor for ancestor in (path if folder else path.parent, *path.parents) if ancestor.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        code = errno.EACCES if above.is_dir() else errno.ENOTDIR
-        raise OSError(code, os.strerror(code), str(above))
+        raise OSError(errno.EACCES, "no folder that may be written; name another", str(above))
 
 
 def check_no_run(folder: Path) -> None:
@@ -132,13 +129,13 @@ def check_made(path: Path, *, mark: bytes = PAGE_MARK) -> None:
         raise ValueError(f"{path} was not made by pacorl, and is not replaced; name another file or folder")
 
 
-def claim_folder(folder: Path, *marks: str) -> None:
-    """Make a command's output folder, or accept an empty folder or one with the file OWNED or one of `marks`.
+def claim_folder(folder: Path) -> None:
+    """Make a command's output folder, or accept an empty folder or one with the file OWNED.
 
     Raises:
         ValueError: It contains foreign files.
     """
-    if any((folder / mark).is_file() for mark in (OWNED, *marks)):
+    if (folder / OWNED).is_file():
         return
     # A killed command leaves unfinished files, which are not foreign.
     if folder.is_dir() and any(not path.name.endswith(PART) for path in folder.iterdir()):

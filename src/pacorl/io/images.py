@@ -98,11 +98,10 @@ def images_in(folder: Path) -> tuple[Path, ...]:
     return tuple(images)
 
 
-def natural(path: Path) -> list[str | int]:
+def natural(path: Path) -> tuple[str, str]:
     """Sort key by which 2.png comes before 10.png."""
-    sort_key: list[str | int] = [*re.split(r"([0-9]+)", path.name.casefold()), path.name]
-    sort_key[1:-1:2] = map(int, sort_key[1:-1:2])
-    return sort_key
+    padded = re.sub("[0-9]+", lambda number: number[0].zfill(20), path.name.casefold())
+    return padded, path.name
 
 
 @contextmanager
@@ -114,11 +113,10 @@ def _decoder_errors(name: str) -> Iterator[None]:
         raise
     except UnidentifiedImageError:
         raise ImageError(f"{name}: not an image of a known format; save it as PNG or JPEG") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ImageError(f"{name}: too large; {SMALLER.format(MAX_PIXELS)}") from None
     except Exception as error:  # decoders raise any class: struct.error, TypeError, RuntimeError
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise ImageError(f"{name}: damaged, cut off or too large ({reason})") from None
+        fix = f"save it anew, with at most {MAX_PIXELS:,} pixels"
+        raise ImageError(f"{name}: damaged, cut off or too large ({reason}); {fix}") from None
 
 
 def _check_pixels(image: Image.Image, name: str, most: int) -> None:

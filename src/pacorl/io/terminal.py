@@ -48,20 +48,6 @@ def silent(done: int, total: int) -> None:
     """`Progress` without a display."""
 
 
-def print_line(text: str) -> None:
-    """Print a line at once, without control characters.
-
-    Raises:
-        OSError: if the reader of a pipe is gone.
-    """
-    print(printable(text), flush=True)
-
-
-def printable_json(document: str) -> str:
-    """Replace the control characters of a JSON text by JSON's escapes, which parse to the same document."""
-    return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
-
-
 class PrintableFormatter(logging.Formatter):
     """A log line, its traceback included, without control characters."""
 

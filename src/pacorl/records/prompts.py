@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
-from pacorl.io.documents import JsonObject, blamed_on, parse_object, text_lines, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, numbered_lines, parse_object, read_text, write_jsonl
 from pacorl.records.characters import in_turn
 from pacorl.records.compose import check_panel_count, in_tiny_words, prompt_from
 from pacorl.records.fields import Criteria, Listed, Name, NonBlank, Text, validated
@@ -101,7 +101,7 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
 
     # One prompt per line.
     prompts: list[Prompt] = []
-    for number, line in text_lines(path, fix=f"give {SOURCES}"):
+    for number, line in numbered_lines(read_text(path, fix=f"give {SOURCES}")):
         origin = f"{path}:{number}"
         with blamed_on(origin):
             if suffix == ".txt":

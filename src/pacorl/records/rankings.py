@@ -29,7 +29,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from pacorl.io.documents import JsonObject, blamed_on, parse_object, read_text, text_lines
+from pacorl.io.documents import JsonObject, blamed_on, numbered_lines, parse_object, read_text
 from pacorl.records.fields import Criteria, Name, Text, validated
 
 EXAMPLE = "reference,candidates,theme"
@@ -118,7 +118,7 @@ def load_rankings(path: str | Path) -> list[Ranking]:
     """
     path = Path(path)
     rankings = []
-    for line, record in text_lines(path) if path.suffix.lower() == ".jsonl" else _csv_records(path):
+    for line, record in numbered_lines(read_text(path)) if path.suffix.lower() == ".jsonl" else _csv_records(path):
         with blamed_on(f"{path}:{line}"):
             row = validated(parse_object(record) if isinstance(record, str) else record, RankingRecord)
             images = [row.reference, *chain.from_iterable(row.candidates)]

@@ -17,7 +17,7 @@ from pacorl.core.metric_names import SECONDS
 from pacorl.io.documents import JsonObject, append_jsonl, parse_object, read_jsonl, read_text, write_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, make_folder, write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.io.terminal import print_line
+from pacorl.io.terminal import printable
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -151,7 +151,7 @@ class Progress:
         """Write a line."""
         if self.shown:
             try:
-                print_line(text)
+                print(printable(text), flush=True)
             except OSError:
                 self.shown = False  # a pipe whose reader is gone must not end a run
 
