@@ -36,7 +36,7 @@ from pacorl.config.base import load
 from pacorl.config.recipes import recipe
 from pacorl.dataset.folder import read_answers, read_instances, read_prompts
 from pacorl.dataset.grids import pair
-from pacorl.dataset.importing import import_rankings
+from pacorl.dataset.importing import joined_rankings
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.prompts import PAPER, read_taxonomy
 from pacorl.generate.storyboard import read_storyboard
@@ -240,7 +240,7 @@ READERS: dict[str, tuple[str, Reader]] = {
     },
     "import of rankings": (
         "rankings.csv",
-        Reader({"rankings.csv": CSV}, lambda path: import_rankings(path.parent / "set", path)),
+        Reader({"rankings.csv": CSV}, lambda path: joined_rankings(path.parent / "set", [path])),
     ),
     # The image that it names, or a prompt without enough grids, may be at fault.
     "grids": (

@@ -39,7 +39,7 @@ def told(messages):
 def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
     server, model = llm(lambda messages, number: say(told(messages)))
     counts = explain(ranked, model)
-    pairs, _, _ = label(ranked)
+    pairs = label(ranked).pairs
     assert counts["explained"] == len(pairs) == len(server.requests)
     assert [part["type"] for part in server.requests[0][0]["content"]] == ["image_url", "image_url", "text"]
     export(ranked, test_share=0.0)
@@ -62,7 +62,7 @@ def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
 def test_contradictions_are_flagged_and_left_out(ranked, llm):
     server, model = llm(lambda messages, number: say("Yes"))
     counts = explain(ranked, model, workers=1)
-    pairs = {pair_key(pair): pair for pair in label(ranked)[0]}
+    pairs = {pair_key(pair): pair for pair in label(ranked).pairs}
     no = sum(not pair.consistent for pair in pairs.values())
     assert (counts["explained"], counts["contradicted"]) == (len(pairs) - no, no)
     assert len(server.requests) == len(pairs)

@@ -44,7 +44,7 @@ def test_candidates_between_best_and_worst_keep_groups_together():
 
 
 def test_the_benchmark_has_the_held_out_rankings_and_runs(ranked, tmp_path):
-    answers = [answer for answer in label(ranked)[1] if answer.annotator == "ann"]
+    answers = [answer for answer in label(ranked).answers if answer.annotator == "ann"]
     write_records(ranked / "rankings.jsonl", answers)
     counts = export(ranked, test_share=0.5)
     benchmark = ranked / "export/benchmark"
@@ -72,7 +72,7 @@ def test_another_export_leaves_nothing_of_the_last(ranked):
 
 
 def test_a_deleted_image_is_named(ranked):
-    lost = label(ranked)[0][0].images[0]
+    lost = label(ranked).pairs[0].images[0]
     (ranked / lost).unlink()
     with pytest.raises(ValueError, match=str(lost)):
         export(ranked, test_share=0.5)

@@ -10,9 +10,11 @@ from PIL import Image
 
 from pacorl.core import questions
 from pacorl.dataset.export import export
-from pacorl.dataset.folder import read_answers
-from pacorl.dataset.importing import import_rankings
+from pacorl.dataset.folder import write_records
+from pacorl.dataset.importing import joined_rankings
+from pacorl.io.files import digest
 from pacorl.records.comparisons import comparisons_from
+from pacorl.records.rankings import Ranking
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
 
@@ -41,18 +43,17 @@ def line(group: int, rest: str = ",") -> str:
 def test_the_example_becomes_comparisons_that_a_judge_learns_from(tmp_path: Path) -> None:
     images = [path for path in EXAMPLE.parent.rglob("*") if path.suffix in {".png", ".jpg"}]
     assert sum(path.stat().st_size for path in images) < 300_000
-    counts = import_rankings(tmp_path, EXAMPLE)
-    assert counts == {"rankings": 12, "images": len(images)}
-    exported = export(tmp_path, test_share=0.25)
+    exported = export(tmp_path, rankings=[EXAMPLE], test_share=0.25)
     assert {name: split["groups"] for name, split in exported["splits"].items()} == {"train": 6, "test": 2}
     train, test = (comparisons_from(f"{tmp_path}/export/consistency_{split}.jsonl") for split in ("train", "test"))
     assert (len(train), len(test)) == (12, 4)
     assert not {path for one in train for path in one.images} & {path for one in test for path in one.images}
-    assert {one.question for one in train + test} == {
-        questions.same_theme(answer.theme) for answer in read_answers(tmp_path / "imported/rankings/rankings.jsonl")
-    }
+    answers, _ = joined_rankings(tmp_path, [EXAMPLE])
+    assert len(answers) == 12
+    assert {one.question for one in train + test} == {questions.same_theme(answer.theme) for answer in answers}
     fox = {one.images: one.consistent for one in train + test if "fox" in one.group}
-    names = {frozenset(path.name for path in images): consistent for images, consistent in fox.items()}
+    shown = {digest(path): path.name for path in (EXAMPLE.parent / "images/fox").iterdir()}
+    names = {frozenset(shown[digest(path)] for path in paths): consistent for paths, consistent in fox.items()}
     assert names == {frozenset({"reference.png", "c.png"}): True, frozenset({"reference.png", "d.png"}): False}
 
 
@@ -60,80 +61,53 @@ def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
     source = mine(line(0), line(1), line(2))
     (source.parent / "copy.png").write_bytes((source.parent / "0/2.png").read_bytes())
     source = mine(line(0), "1/0.png,1/1.png | copy.png,,", line(2))
-    import_rankings(tmp_path, source)
-    counts = export(tmp_path, test_share=0.5)
+    counts = export(tmp_path, rankings=[source], test_share=0.5)
     assert sorted(split["groups"] for split in counts["splits"].values()) == [1, 2]
     mine("0/0.png,0/2.png | copy.png,,")
     with pytest.raises(ValueError, match=r"rankings\.csv:2: two of its images are the same"):
-        import_rankings(tmp_path, source)
-    assert export(tmp_path, test_share=0.5) == counts
+        export(tmp_path, rankings=[source])
 
 
 def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path: Path) -> None:
     source = mine(*(line(group, "One hero,") for group in range(3)))
-    import_rankings(tmp_path, source)
     with pytest.raises(ValueError, match=r"all 3 groups hang together .* \(--test-share 0\)"):
-        export(tmp_path)
-    assert export(tmp_path, test_share=0.0)["splits"]["train"]["groups"] == 3
+        export(tmp_path, rankings=[source])
+    assert export(tmp_path, rankings=[source], test_share=0.0)["splits"]["train"]["groups"] == 3
     lines = [line(group, f"One hero,,hero {group}") for group in range(3)]
     mine(*lines, header="reference,candidates,theme,annotator,group")
-    import_rankings(tmp_path, source)
-    counts = export(tmp_path)
+    counts = export(tmp_path, rankings=[source])
     assert {name: split["groups"] for name, split in counts["splits"].items()} == {"train": 2, "test": 1}
-
-
-def test_two_sources_of_one_name_do_not_replace_each_other(mine, tmp_path: Path) -> None:
-    source = mine(line(0))
-    import_rankings(tmp_path, source)
-    import_rankings(tmp_path, source)
-    other = shutil.copytree(source.parent, tmp_path / "elsewhere") / source.name
-    with pytest.raises(ValueError, match=r"'rankings' is already the import of .*mine/rankings\.csv"):
-        import_rankings(tmp_path, other)
-    assert len(read_answers(tmp_path / "imported/rankings/rankings.jsonl")) == 1
-
-
-def test_answers_under_another_files_name_count_once(mine, tmp_path: Path) -> None:
-    source = mine(line(0), line(1), line(2, ",ann"))
-    again = source.with_name("again.csv")
-    shutil.copy(source, again)
-    for path in (source, again, source):
-        import_rankings(tmp_path, path)
-    assert export(tmp_path)["balance"]["votes"] == 6
-    # Who ranks otherwise is another person, and needs a name.
-    again.write_text(mine(line(0), "1/0.png,1/3.png | 1/2.png | 1/1.png,,", line(2, ",ann")).read_text())
-    with pytest.raises(ValueError, match=r"again\.csv:3: another order than unnamed gave"):
-        import_rankings(tmp_path, again)
-    import_rankings(tmp_path, mine(line(0), line(1), line(2, ",ann")))
-    again.write_text(again.read_text().replace(",,\n", ",,bob\n"))
-    import_rankings(tmp_path, again)
-    assert export(tmp_path)["balance"]["votes"] == 10
 
 
 def test_everybodys_file_has_votes_about_the_same_pairs(mine, tmp_path: Path) -> None:
     """Ben's images are copies in a folder of his own, under other names."""
-    import_rankings(tmp_path, mine(*(line(group, ",ann") for group in range(3))))
+    source = mine(*(line(group, ",ann") for group in range(3)))
     theirs = shutil.copytree(tmp_path / "mine", tmp_path / "theirs")
     (theirs / "rankings.csv").unlink()
     (theirs / "1").rename(theirs / "one")
     rows = ["0/0.png,0/3.png | 0/2.png | 0/1.png,ben", "one/0.png,one/1.png | one/2.png | one/3.png,ben"]
     (theirs / "ben.csv").write_text("\n".join(["reference,candidates,annotator", *rows]))
-    import_rankings(tmp_path, theirs / "ben.csv")
-    counts = export(tmp_path, test_share=0.5)
+    both = [source, theirs / "ben.csv"]
+    counts = export(tmp_path, rankings=both, test_share=0.5)
     assert counts["balance"] == {"votes": 10, "yes": 2, "no": 2, "undecided": 2}
     assert [split["groups"] for split in counts["splits"].values()] == [1, 1]
     assert counts["alike"] == dict.fromkeys(("ann", "ben"), "3 of 6 pairs")
-    # Ann answers the same on the page as well: she keeps one vote.
-    shutil.copy(tmp_path / "imported/rankings/rankings.jsonl", tmp_path / "rankings.jsonl")
-    assert export(tmp_path, test_share=0.5)["balance"] == counts["balance"]
+    # The page asked one question of Ben's about images of the folder.
+    shutil.copytree(theirs / "one", tmp_path / "images")
+    ranked = (tuple(f"images/{number}.png" for number in (3, 2, 1)), "images/0.png")
+    write_records(tmp_path / "rankings.jsonl", [Ranking("i", "eve", "g", ranked[1], ranked[0])])
+    assert export(tmp_path, rankings=both, test_share=0.5)["balance"]["undecided"] == 2
+    write_records(tmp_path / "rankings.jsonl", [Ranking("i", "ben", "g", ranked[1], ranked[0])])
+    with pytest.raises(ValueError, match=r"ben\.csv:3: ben ranked the same candidates in i; take one out"):
+        export(tmp_path, rankings=both)
 
 
 def test_a_person_answers_a_question_about_images_once(mine, tmp_path: Path) -> None:
-    import_rankings(tmp_path, mine(line(0, "One hero,ann"), line(0, "One style,ann"), line(0, "One hero,bob"), line(1)))
-    assert export(tmp_path, test_share=0.5)["balance"]["votes"] == 8
-    # A line that is there twice counts once.
-    import_rankings(tmp_path, mine(line(0, "One hero,ann"), line(0, "One hero,ann"), line(1)))
-    assert export(tmp_path, test_share=0.5)["balance"]["votes"] == 4
-    source = mine(line(0, "One hero,ann"), "0/0.png,0/3.png | 0/2.png | 0/1.png,One hero,ann")
-    with pytest.raises(ValueError, match=r"rankings\.csv:3: another order than ann gave"):
-        import_rankings(tmp_path, source)
-    assert export(tmp_path, test_share=0.5)["balance"]["votes"] == 4
+    source = mine(line(0, "One hero,ann"), line(0, "One style,ann"), line(0, "One hero,bob"), line(1))
+    assert export(tmp_path, rankings=[source], test_share=0.5)["balance"]["votes"] == 8
+    with pytest.raises(ValueError, match=r"rankings\.csv:2: ann ranked the same candidates in .*rankings\.csv:2; take"):
+        export(tmp_path, rankings=[source, source])
+    # Who ranks otherwise is another person, and needs a name.
+    mine(line(0), "0/0.png,0/3.png | 0/2.png | 0/1.png,,")
+    with pytest.raises(ValueError, match=r"rankings\.csv:3: unnamed ranked the same .*csv:2; take .*annotator"):
+        export(tmp_path, rankings=[source])

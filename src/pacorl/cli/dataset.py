@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Exit, Option
 
-from pacorl.cli.shared import Commands, echo, echo_errors, needing, progress
+from pacorl.cli.shared import Commands, echo, needing, progress
 from pacorl.config.options import (
     INCOMPLETE,
     LARGEST,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
 FOLDER = Argument(help="The dataset's folder.")
+RANKINGS = Option([], help="Rankings of your own, a .csv or .jsonl, beside FOLDER's; may be repeated.")
 SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
 MODEL = "URL#MODEL of an OpenAI-compatible API, or a model's name at OPENAI_BASE_URL or OpenAI (key: OPENAI_API_KEY)"
 REQUESTS = 8
@@ -215,6 +216,7 @@ def annotate(
 def explain(
     folder: Path = FOLDER,
     *,
+    rankings: list[Path] = RANKINGS,
     limit: int | None = Option(None, min=1, max=LARGEST, help="At most so many pairs."),
     model: str = Option("", help=f"{MODEL}."),
 ) -> None:
@@ -223,28 +225,25 @@ def explain(
 
     chat = chat_model(model)
     with progress("explaining") as advance:
-        counts = write(folder, chat, limit=limit, workers=REQUESTS, progress=advance)
-    finish(counts, following("export", folder))
+        counts = write(folder, chat, rankings=rankings, limit=limit, workers=REQUESTS, progress=advance)
+    named = [f" --rankings {shlex.quote(str(source))}" for source in rankings]
+    finish(counts, "".join([following("export", folder), *named]))
 
 
 @app.command()
 def export(
     folder: Path = FOLDER,
     *,
-    rankings: list[Path] = Option([], help="Rankings of your own, a .csv or .jsonl, which join FOLDER first."),
+    rankings: list[Path] = RANKINGS,
     out: Path | None = Option(None, help="Where to write; FOLDER/export unless named."),
     test_share: float = Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
     seed: int = SEED,
 ) -> None:
     """Turn rankings into training pairs, held-out pairs and a benchmark."""
     from pacorl.dataset.export import export as write
-    from pacorl.dataset.importing import import_rankings
 
-    for source in rankings:
-        imported = import_rankings(folder, source)
-        echo_errors(f"{source}: {imported['rankings']} rankings of {imported['images']} images")
     with progress("exporting") as advance:
-        counts = write(folder, out=out, test_share=test_share, seed=seed, progress=advance)
+        counts = write(folder, rankings=rankings, out=out, test_share=test_share, seed=seed, progress=advance)
     files = dict.fromkeys(("train", "test"), "")
     for split in counts["splits"]:
         files[split] = shlex.quote(str((out or folder / "export") / f"consistency_{split}.jsonl"))

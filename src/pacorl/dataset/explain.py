@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from pacorl.dataset.export import label, ranking_files
+from pacorl.dataset.export import label
 from pacorl.dataset.llm import fill_journal
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import Journal, JsonObject
-from pacorl.io.files import inside
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.chat import ChatError, ChatModel
@@ -45,16 +45,21 @@ def explain(
     folder: Path,
     model: ChatModel,
     *,
+    rankings: Sequence[Path] = (),
     workers: int = 4,
     limit: int | None = None,
     progress: Progress = silent,
 ) -> JsonObject:
     """Explain labelled pairs: rankings → explanations.jsonl.
 
+    Args:
+        rankings: files of further rankings.
+
     Returns:
         The number of explained, flagged and failed pairs, and the first fault if there is one.
     """
-    pairs = {pair_key(pair): pair for pair in label(folder)[0][:limit]}
+    labels = label(folder, rankings)
+    pairs = {pair_key(pair): pair for pair in labels.pairs[:limit]}
 
     path = folder / "explanations.jsonl"
     journal = Journal(path)
@@ -68,18 +73,19 @@ def explain(
             missing.append(pair)
 
     # Explain them, and count all pairs. Answers arrive in any order, and the journal keeps each at once.
-    answer = partial(explain_pair, folder, model)
+    answer = partial(explain_pair, labels.file_of, model)
     fill_journal(journal, missing, answer, workers=workers, progress=progress)
     status = Counter(rows[key]["status"] for key in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
     # Recorded with failed pairs too: the next call finds them in the journal, and tries them again.
-    step = DatasetStep(folder, "explain", inputs=ranking_files(folder), options={"model": model.model})
+    inputs = [*folder.glob("rankings.jsonl"), *rankings]
+    step = DatasetStep(folder, "explain", inputs=inputs, options={"model": model.model})
     counts = step.finish(outputs=[path], counts=counts)
     faults = [rows[key]["error"] for key in pairs if rows[key]["status"] == "failed"]
     return counts | {"first_fault": faults[0]} if faults else counts
 
 
-def explain_pair(folder: Path, model: ChatModel, pair: Comparison) -> JsonObject:
+def explain_pair(file_of: Mapping[str, Path], model: ChatModel, pair: Comparison) -> JsonObject:
     """Request one row of explanations.jsonl: `explained`, `contradicted` or `failed`."""
     images = [image.as_posix() for image in pair.images]
     row: JsonObject = {
@@ -92,7 +98,7 @@ def explain_pair(folder: Path, model: ChatModel, pair: Comparison) -> JsonObject
     # The images travel inside the request, so that any server can read them.
     content: list[JsonObject] = []
     for image in images:
-        data = png_bytes(open_image(inside(folder, image)))
+        data = png_bytes(open_image(file_of[image]))
         url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
         content.append({"type": "image_url", "image_url": {"url": url}})
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": request_text(pair)}]}]

@@ -9,13 +9,12 @@ The folder is self-contained: images are linked into it, or copied if the file s
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
-from pacorl.dataset.answer_log import collect_answers
-from pacorl.dataset.folder import read_answers
+from pacorl.dataset.importing import joined_rankings
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import (
     Split,
@@ -23,11 +22,10 @@ from pacorl.dataset.rules import (
     label_pairs,
     majority_rankings,
     pair_key,
-    question_of,
     split_groups,
 )
 from pacorl.io.documents import JsonObject, read_journal
-from pacorl.io.files import claim_folder, flush_all, inside, kept_digest, make_folder, text_digest, write_atomic
+from pacorl.io.files import claim_folder, flush_all, make_folder, text_digest, write_atomic
 from pacorl.io.terminal import Progress, silent
 from pacorl.records.comparisons import INFO, save_comparisons, save_info
 from pacorl.records.consistency_rank import IMAGES, PROMPTS, RANKS, Ranked, save_ranked
@@ -36,7 +34,6 @@ from pacorl.types import Comparison
 
 TEST_SHARE = 0.1
 BENCHMARK = "benchmark"
-IMPORTED = "imported/*/rankings.jsonl"
 FILES = ("consistency_train.jsonl", "consistency_test.jsonl", INFO, f"{BENCHMARK}/{PROMPTS}", f"{BENCHMARK}/{RANKS}")
 """All files that an export may have, images aside."""
 
@@ -56,86 +53,40 @@ def link_or_copy(source: Path, target: Path) -> None:
         write_atomic(target, source.read_bytes(), flush=False)
 
 
-def label(folder: Path) -> tuple[list[Comparison], list[Ranking], dict[str, int]]:
-    """Label pairs by a folder's own and its imported rankings.
+class Labels(NamedTuple):
+    """Labelled pairs and their sources."""
 
-    Returns:
-        The pairs, whose images are named relative to the folder, the rankings, and counts of votes and labels.
+    pairs: list[Comparison]
+    """Images are named as in `file_of`."""
+    answers: list[Ranking]
+    counts: dict[str, int]
+    """Counts of votes and labels."""
+    file_of: dict[str, Path]
+    """Name → file of each image."""
+
+
+def label(folder: Path, rankings: Sequence[Path] = ()) -> Labels:
+    """Label pairs by a folder's own rankings and those of files.
 
     Raises:
         ValueError: there are no rankings, or no labels.
     """
-    imported = list(chain.from_iterable(map(read_answers, sorted(folder.glob(IMPORTED)))))
-    answers = collect_answers(folder)
-    if imported:
-        answers = pooled(folder, answers, imported)
+    answers, file_of = joined_rankings(folder, rankings)
     if not answers:
         raise ValueError(
-            f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first, or bring yours "
-            "with --rankings FILE.csv"
+            f"{folder} has no rankings; rank with `pacorl dataset annotate` first, or bring yours with "
+            "--rankings FILE.csv"
         )
-    pairs, balance = label_pairs(answers)
+    pairs, counts = label_pairs(answers)
     if not pairs:
         raise ValueError(f"{folder} has {len(answers)} rankings and no pair with a majority; let one more person rank")
-    return pairs, answers, balance
-
-
-def pooled(
-    folder: Path, own_rankings: Sequence[Ranking], imported: Sequence[Ranking], *, incoming: Mapping[str, Path] = {}
-) -> list[Ranking]:
-    """Join imported rankings to a folder's own: copies of an image have one name, and the same question one instance.
-
-    Everybody may send a file with copies of the images. Their votes are about one pair, and a copy must not be in the
-    other split. A person has one vote on a question: the page's before an imported one, and a repeated one counts once.
-
-    Args:
-        incoming: files of images that are not in the folder yet.
-
-    Raises:
-        ValueError: a person's imported rankings differ, or one has an image twice; it names the file and the line.
-    """
-
-    def question(answer: Ranking) -> tuple[str, str, frozenset[str]]:
-        return question_of(answer), answer.reference, frozenset(answer.candidates)
-
-    def named(image: str) -> str:
-        return name_of.setdefault(kept_digest(incoming.get(image) or folder / image), image)
-
-    # The folder's own rankings decide: the name of each image, the instance of each question, and each vote.
-    name_of = {kept_digest(folder / image): image for answer in own_rankings for image in answer.images}
-    first_of = {question(answer): answer for answer in own_rankings}
-    on_page = {(question(answer), answer.annotator) for answer in own_rankings}
-    voted: dict[object, Ranking] = {}
-    for answer in imported:
-        # A copy takes the name of the image that it equals.
-        tiers = tuple(tuple(map(named, tier)) for tier in answer.tiers)
-        renamed = replace(answer, reference=named(answer.reference), tiers=tiers)
-        if len(set(renamed.images)) < len(renamed.images):
-            raise ValueError(f"{answer.instance}: two of its images are the same; take one out")
-        # The vote on the page replaces an imported one.
-        vote = (question(renamed), answer.annotator)
-        if vote in on_page:
-            continue
-        # One instance for one question: its votes are pooled, and its pairs stay in one split.
-        first = first_of.setdefault(question(renamed), renamed)
-        earlier = voted.setdefault(vote, replace(renamed, instance=first.instance, group=first.group))
-        # Candidates of one tier are tied, in any order.
-        if [*map(frozenset, earlier.tiers)] != [*map(frozenset, tiers)]:
-            raise ValueError(
-                f"{answer.instance}: another order than {answer.annotator} gave of the same candidates before; take "
-                "one out, or name an 'annotator' in each if two people ranked"
-            )
-    return [*own_rankings, *voted.values()]
-
-
-def ranking_files(folder: Path) -> list[Path]:
-    """List the files that labels follow from."""
-    return [*folder.glob("rankings.jsonl"), *sorted(folder.glob(IMPORTED))]
+    return Labels(pairs, answers, counts, file_of)
 
 
 def export(
     folder: Path,
     *,
+    rankings: Sequence[Path] = (),
     out: Path | None = None,
     test_share: float = TEST_SHARE,
     seed: int = 0,
@@ -144,14 +95,16 @@ def export(
     """Write labelled pairs, some of them held out, and a benchmark of the held-out rankings.
 
     Args:
+        rankings: files of further rankings.
         test_share: share of the groups that is held out.
 
     Returns:
         Counts per split and of the labels, and people's agreement.
     """
     # Label the pairs and split the groups.
-    pairs, answers, balance = label(folder)
-    pairs = with_reasons(folder, pairs)
+    labels = label(folder, rankings)
+    answers = labels.answers
+    pairs = with_reasons(folder, labels.pairs)
     split_of = splits(pairs, answers, test_share=test_share, seed=seed)
     by_split: dict[Split, list[Comparison]] = {}
     for split in sorted(set(split_of.values())):
@@ -162,7 +115,7 @@ def export(
 
     # Count.
     left_out = len({answer.instance for answer in held_out}) - len(ranked)
-    counts: JsonObject = {"balance": balance, "splits": {}, "benchmark_rankings": len(ranked)}
+    counts: JsonObject = {"balance": labels.counts, "splits": {}, "benchmark_rankings": len(ranked)}
     if left_out:
         counts["benchmark_left_out_tied"] = left_out
     for split, members in by_split.items():
@@ -182,7 +135,7 @@ def export(
         shown = out / BENCHMARK / IMAGES / item.folder
         images |= {shown / image: image for image in (item.ref_image, *item.comp_images)}
     for done, (target, image) in enumerate(images.items(), 1):
-        link_or_copy(inside(folder, image), target)
+        link_or_copy(labels.file_of[image], target)
         progress(done, len(images))
     flush_all()
 
@@ -200,7 +153,7 @@ def export(
         if out / name not in written:
             (out / name).unlink(missing_ok=True)
     # The manifest lists the inputs, so that a later export can be compared.
-    inputs = [*ranking_files(folder), *folder.glob("explanations.jsonl")]
+    inputs = [*folder.glob("rankings.jsonl"), *rankings, *folder.glob("explanations.jsonl")]
     options = {"test_share": test_share, "out": str(out)}
     step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
     return step.finish(outputs=written, counts=counts)

@@ -1,80 +1,77 @@
-"""Bring own rankings into a dataset folder (`pacorl dataset export --rankings`).
-
-Each import is a folder `imported/NAME/` with its images and rankings.jsonl, which `export` reads with the folder's own.
-"""
+"""Rankings of one's own files beside those of the annotation page (`pacorl dataset export --rankings`)."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from pacorl.dataset.answer_log import collect_answers
-from pacorl.dataset.export import IMPORTED, link_or_copy, pooled
-from pacorl.dataset.folder import read_answers, write_records
-from pacorl.dataset.manifest import DatasetStep
+from pacorl.dataset.rules import question_of
 from pacorl.io.documents import blamed_on
-from pacorl.io.files import existing, flush_all, inside, make_folder, safe_name
-from pacorl.io.images import check_readable
-from pacorl.records.rankings import load_rankings
+from pacorl.io.files import inside, kept_digest
+from pacorl.records.images import images_beside
+from pacorl.records.rankings import Ranking, load_rankings
 
 UNNAMED = "unnamed"
 """The person of all rankings without an annotator."""
 
 
-def import_rankings(folder: Path, source: Path) -> dict[str, int]:
-    """Import a CSV or JSONL of rankings (`records.rankings`) as `imported/NAME`, the name of the file, with its images.
+def joined_rankings(folder: Path, sources: Sequence[Path]) -> tuple[list[Ranking], dict[str, Path]]:
+    """Read a folder's own rankings and those of CSV or JSONL files (`records.rankings`).
 
-    Rankings of one reference are a group, unless the file names its groups. Returns the number of rankings and images.
+    Everybody may send a file with copies of the images. Their votes are about one pair, and a copy must not be in the
+    other split: copies of an image have one name, and the same question has one instance. Rankings of one reference
+    are a group, unless their file names its groups.
+
+    Returns:
+        The rankings, and name → file of each of their images.
 
     Raises:
-        ValueError: another source has the name, a person has ranked otherwise before, or a record is malformed or an
-            image missing (with file and line); then no file has been written.
+        ValueError: a person ranks the same candidates twice, or a record is malformed or an image missing; with file
+            and line.
     """
-    if not source.is_file():
-        raise ValueError(f"{source} is no file; rankings come from a .csv or .jsonl file above its images: name it")
-    name = safe_name(re.sub(r"[^A-Za-z0-9_.-]+", "-", source.stem))
-    step = DatasetStep(folder, f"import-{name}", inputs=[source], options={"source": str(source.resolve())})
-    # The same file may be imported again, but another one may not replace it.
-    last = step.last()
-    if last and last.plan["options"] != step.options:
-        raise ValueError(f"{name!r} is already the import of {last.plan['options']['source']}; rename this one")
+    # The folder's own rankings decide the name of each image and the instance of each question.
+    answers = collect_answers(folder)
+    own_images = set(chain.from_iterable(answer.images for answer in answers))
+    file_of = {image: inside(folder, image) for image in own_images}
+    name_of = {kept_digest(path): name for name, path in file_of.items()} if sources else {}
+    first_of = {_question(answer): answer for answer in answers}
+    voted = {(_question(answer), answer.annotator): answer.instance for answer in answers}
 
-    # The whole source is read before anything is written, so that a fault leaves no half of an import.
-    root = source.parent.resolve()
-    stored = f"imported/{name}/files"
-    rankings = []
-    incoming: dict[str, Path] = {}
-    for ranking in load_rankings(source):
-        stored_path_of = {}
-        with blamed_on(f"{source}:{ranking.instance}"):
-            for image in ranking.images:
-                existing(source.parent, image, fix="; paths are relative to the file of rankings")
-                path = inside(source.parent, image)
-                stored_path_of[image] = f"{stored}/{path.relative_to(root).as_posix()}"
-                incoming[stored_path_of[image]] = path
-        # The reference's path without its suffix, unless the file has groups.
-        group = ranking.group or Path(ranking.reference).with_suffix("").as_posix()
-        moved = replace(
-            ranking,
-            instance=f"{source.name}:{ranking.instance}",
-            annotator=ranking.annotator or UNNAMED,
-            group=f"{name}:{group}",
-            reference=stored_path_of[ranking.reference],
-            tiers=tuple(tuple(stored_path_of[image] for image in tier) for tier in ranking.tiers),
-        )
-        rankings.append(moved)
-    check_readable(incoming.values())
-    target = folder / "imported" / name / "rankings.jsonl"
-    earlier_imports = [path for path in sorted(folder.glob(IMPORTED)) if path != target]
-    imported = [*chain.from_iterable(map(read_answers, earlier_imports)), *rankings]
-    pooled(folder, collect_answers(folder), imported, incoming=incoming)  # raises
+    for source in sources:
+        for line in load_rankings(source):
+            origin = f"{source}:{line.instance}"
+            with blamed_on(origin):
+                # An image is named by its content.
+                names = {}
+                for image, path in zip(line.images, images_beside(line.images, source.parent), strict=True):
+                    digest = kept_digest(path)
+                    names[image] = name_of.setdefault(digest, f"imported/{digest[:32]}{path.suffix}")
+                    file_of.setdefault(names[image], path)
+                if len(set(names.values())) < len(names):
+                    raise ValueError("two of its images are the same; take one out")
+                ranking = replace(
+                    line,
+                    instance=origin,
+                    annotator=line.annotator or UNNAMED,
+                    group=f"{source.stem}:{line.group or Path(line.reference).with_suffix('').as_posix()}",
+                    reference=names[line.reference],
+                    tiers=tuple(tuple(names[image] for image in tier) for tier in line.tiers),
+                )
+                question = _question(ranking)
+                vote = (question, ranking.annotator)
+                if vote in voted:
+                    raise ValueError(
+                        f"{ranking.annotator} ranked the same candidates in {voted[vote]}; take one out, or name an "
+                        "'annotator' in each if two people ranked"
+                    )
+            voted[vote] = origin
+            first = first_of.setdefault(question, ranking)
+            answers.append(replace(ranking, instance=first.instance, group=first.group))
+    return answers, file_of
 
-    # Bring the images in, then write the records.
-    for stored_path, path in incoming.items():
-        link_or_copy(path, folder / stored_path)
-    flush_all()  # one wait for all images, before a file names them
-    make_folder(target.parent)
-    write_records(target, rankings)
-    return step.finish(outputs=[target], counts={"rankings": len(rankings), "images": len(incoming)})
+
+def _question(answer: Ranking) -> tuple[str, str, frozenset[str]]:
+    return question_of(answer), answer.reference, frozenset(answer.candidates)
