@@ -6,7 +6,6 @@ import json
 import random
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from stories import SET
@@ -14,9 +13,9 @@ from tiny_sets import set_of
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.cli.redraw import FinishedPage, Redrawing
+from pacorl.cli.redraw import Redrawing
 from pacorl.core.grid import join
-from pacorl.gate.check import Check
+from pacorl.generate.repair import FinishedPage
 from pacorl.io.images import images_in, open_image, png_bytes, png_texts
 from pacorl.tiny.world import LOOKS, draw, theme_text, with_another
 from pacorl.types import Grid
@@ -51,7 +50,7 @@ def test_a_page_is_repaired_and_passes_the_check(page: Path) -> None:
     options = ("--character", "hero", "--kind", "kontext", "--judge", "tiny", "--min", 0.5, "--tries", 16)
     result = again("--from", page, *options, "--json")
     assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
+    (document,) = json.loads(result.stdout)["made"]
     assert (document["before"]["passed"], document["passed"]) == (False, True)
     assert document["before"]["odd_one_out"] == "page.png[4]"
     tries = document["tries"]
@@ -71,11 +70,11 @@ def test_a_page_is_repaired_and_passes_the_check(page: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_command_leaves_finished_pages_under_their_names(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def repaired(_: Redrawing, page: FinishedPage, target: Path) -> tuple[Check, dict[str, Any]]:
+    def repaired(_: Redrawing, page: FinishedPage, target: Path) -> dict[str, Any]:
         if target.name == "set-2.png":
             raise KeyboardInterrupt
         target.write_bytes(b"")
-        return Mock(failed=(), unsure=()), {"passed": True, "tries": []}
+        return {"passed": True, "tries": []}
 
     monkeypatch.setattr(Redrawing, "repaired", repaired)
     panels = [f"--panel={text}" for text in ("waving, flag", "jumping, boat", "standing, tree", "waving, lamp")]

@@ -15,7 +15,8 @@ from PIL import Image
 
 from pacorl.core.grid import split
 from pacorl.gate.check import Check, Control, ControlError, check_set
-from pacorl.generate.repair import Redraw, repair_page, repair_set
+from pacorl.gate.panels import Panels
+from pacorl.generate.repair import FinishedPage, Redraw, repair_page, repair_set
 from pacorl.io.images import open_image, png_texts
 from pacorl.types import Grid
 
@@ -84,11 +85,13 @@ def test_a_failed_control_is_a_rejected_try() -> None:
 
 def test_every_try_is_kept_and_the_page_has_the_seeds_of_new_panels(tmp_path: Path) -> None:
     redraw, _ = redraws(130, 21)
-    page, texts = tmp_path / "page.png", {"layout": "2x2", "theme": "a hero"}
-    panel_texts = [{"panel": f"original {number}"} for number in range(1, 5)]
+    page, images = tmp_path / "page.png", grey(20, 20, 20, 120)
+    texts = tuple(f"original {number}" for number in range(1, 5))
+    panels = Panels(("", "", "", ""), tuple(images), texts)
+    recipe = {"layout": "2x2", "theme": "a hero", "score": "0.5"}
     said: list[str] = []
     options: dict[str, Any] = {"gate": GATE, "redraw": redraw, "tries": 2, "say": said.append}
-    after, document = repair_page(grey(20, 20, 20, 120), page, texts, panel_texts, **options)
+    document = repair_page(FinishedPage(page, panels, (), recipe), page, **options)
     files = [Path(entry["image"]) for entry in document["tries"]]
     assert [file.relative_to(tmp_path).as_posix() for file in files] == [
         "tries/page-try-1-panel-4.png",
@@ -96,7 +99,7 @@ def test_every_try_is_kept_and_the_page_has_the_seeds_of_new_panels(tmp_path: Pa
     ]
     assert [png_texts(file)["verdict"] for file in files] == ["0.00, rejected", "0.99, accepted"]
     assert len(said) == 2
-    assert after.passed
+    assert (document["passed"], document["code"], "score" in png_texts(page)) == (True, 0, False)
     assert shades_of(split(open_image(page), Grid(2, 2))) == [20, 20, 20, 21]
     assert json.loads(png_texts(page)["redrawn"]).keys() == {"4"}
     assert png_texts(page)["theme"] == "a hero"

@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 
 from pacorl.cli.gate import CheckOptions, Gate
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, print_plan
-from pacorl.cli.redraw import IMAGE_MARK, FinishedPage, Redrawing, read_page
+from pacorl.cli.redraw import IMAGE_MARK, Redrawing, read_page
 from pacorl.cli.shared import JSON, echo, echo_errors, print_json, progress
 from pacorl.config.options import UsageError, option
 from pacorl.types import TINY
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
+    from pacorl.generate.repair import FinishedPage
     from pacorl.generate.storyboard import Storyboard
     from pacorl.records.panels import PanelDraft
     from pacorl.types import Grid, Prompt
@@ -146,18 +147,21 @@ def generate(
     model.check(requested.prompts, generator.size)
 
     made: list[dict[str, Any]] = []
+
+    def deliver(document: dict[str, Any]) -> None:
+        made.append(document)
+        codes.append(document.get("code", 0))
+        if not as_json:
+            echo(_line(document))
+
     with choice.load(judge, model) if judge else nullcontext() as reward:
         redrawing = Redrawing(generator, choice, gate, model, reward) if gate and reward else None
         if redrawing and requested.page:
-            raise Exit(_redraw_page(redrawing, requested.page, out / requested.stem, as_json=as_json))
+            deliver(redrawing.repaired(requested.page, out / requested.stem, seed=generator.seed))
         judge_name = reward.name if reward else ""
         for job in jobs:
             image = _draw(model, job, generator, choice, reward, separate=request.separate)
-            document, code = _finish(image, job.path, judge=judge_name, redrawing=redrawing)
-            made.append(document)
-            codes.append(code)
-            if not as_json:
-                echo(_line(document))
+            deliver(_finish(image, job.path, judge=judge_name, redrawing=redrawing))
 
     notes = list(filter(None, [model.note, reward.note if reward else ""]))
     if as_json:
@@ -359,46 +363,31 @@ def _check_request(
 # --- the result ------------------------------------------------------------------------------------------------
 
 
-def _redraw_page(redrawing: Redrawing, page: FinishedPage, target: Path, *, as_json: bool) -> int:
-    """Draw the failing panels of a finished page again, and print the verdict; returns its exit code."""
-    from pacorl.gate.check import check_lines
-
-    reward = redrawing.reward
-    echo_errors(redrawing.model.note, reward.note)
-    after, document = redrawing.repaired(page, target, seed=redrawing.options.seed)
-    if as_json:
-        print_json({**reward.about, **document, "file": str(target)})
-    else:
-        echo("\n".join([*check_lines(after, judge=reward.name), str(target)]))
-    return after.code
-
-
-def _finish(
-    image: GeneratedImage, path: Path, *, judge: str, redrawing: Redrawing | None
-) -> tuple[dict[str, Any], int]:
-    """Save an image, after its failing panels are drawn again; returns its entry in the JSON and its exit code."""
+def _finish(image: GeneratedImage, path: Path, *, judge: str, redrawing: Redrawing | None) -> dict[str, Any]:
+    """Save an image, after its failing panels are drawn again; returns its entry in the JSON."""
     from pacorl.generate.generated_images import recipe_texts, save, to_dict
     from pacorl.io.files import write_atomic
     from pacorl.io.images import png_bytes
 
     if not redrawing:
         save(image, path, judge=judge)
-        return to_dict(image, path), 0
+        return to_dict(image, path)
     # A finished page alone has its name: an interrupted command leaves no draft there.
     draft = path.parent / "tries" / f"{path.stem}-before.png"
     write_atomic(draft, png_bytes(image.image, recipe_texts(image, judge=judge)))
     page = read_page(draft, redrawing.options, image.prompt.characters)
-    after, verdict = redrawing.repaired(page, path)
     # The score was that of the draft.
-    return to_dict(replace(image, judged=None), path) | verdict, after.code
+    return to_dict(replace(image, judged=None), path) | redrawing.repaired(page, path)
 
 
 def _line(made: Mapping[str, Any]) -> str:
-    """Format an image's entry in the JSON for people."""
-    columns = [made["file"], f"size {made['size']}", f"seed {made['seed']}"]
+    """Format an entry of the JSON for people."""
+    columns = [made["file"]]
+    if "seed" in made:
+        columns += [f"size {made['size']}", f"seed {made['seed']}"]
     if "score" in made:
         columns.append(f"no score: {made['error']}" if made["score"] is None else f"score {made['score']:.4f}")
-    if made["tied"] > 1:
+    if made.get("tied", 1) > 1:
         columns.append(f"a tie of {made['tied']}")
     if "tries" in made:
         verdict = {True: "passes", False: "fails", None: "unsure"}[made["passed"]]

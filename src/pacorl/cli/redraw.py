@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,23 +18,12 @@ if TYPE_CHECKING:
 
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
-    from pacorl.gate.panels import Panels
     from pacorl.generate.generator import Generator
-    from pacorl.types import Character, Prompt
+    from pacorl.generate.repair import FinishedPage
+    from pacorl.types import Character
 
 IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
 """The first text chunk of a generated PNG (`generate.generated_images.recipe_texts`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedPage:
-    """A saved page with the prompts and seeds to redraw its panels."""
-
-    path: Path
-    panels: Panels
-    prompts: Sequence[Prompt]
-    """Prompt of each panel."""
-    recipe: Mapping[str, str]
 
 
 def read_page(
@@ -56,6 +45,7 @@ def read_page(
     """
     from pacorl.core.grid import parse_layout
     from pacorl.gate.panels import layout_of, open_panels
+    from pacorl.generate.repair import FinishedPage
     from pacorl.generate.separate import panel_prompts
     from pacorl.io.images import recipe_of
     from pacorl.types import Prompt
@@ -90,14 +80,14 @@ class Redrawing:
     model: Generator
     reward: PacoReward
 
-    def repaired(self, page: FinishedPage, target: Path, *, seed: int = 0) -> tuple[Check, dict[str, Any]]:
+    def repaired(self, page: FinishedPage, target: Path, *, seed: int = 0) -> dict[str, Any]:
         """Draw failing panels again until the gate passes, and write the page (`generate.repair.repair_page`).
 
         Args:
             seed: Added to the page's, as the number of the try is.
 
         Returns:
-            The check of the page that was written, and the JSON document.
+            The JSON document.
         """
         from pacorl.generate.repair import redraw_by, repair_page
 
@@ -110,15 +100,5 @@ class Redrawing:
         if size is None and self.model.model != TINY:
             size = Size(page.panels.images[0].height, page.panels.images[0].width)
         seed += int(page.recipe.get("seed", 0))
-        # A score was the earlier page's.
-        texts = {name: text for name, text in page.recipe.items() if name != "score"}
-        return repair_page(
-            page.panels.images,
-            target,
-            texts,
-            [{**texts, "panel": text, "place": str(place)} for place, text in enumerate(page.panels.texts, 1)],
-            gate=judged,
-            redraw=redraw_by(self.model, page.prompts, seed=seed, size=size, steps=self.options.steps),
-            tries=self.choice.tries,
-            say=echo_errors,
-        )
+        redraw = redraw_by(self.model, page.prompts, seed=seed, size=size, steps=self.options.steps)
+        return repair_page(page, target, gate=judged, redraw=redraw, tries=self.choice.tries, say=echo_errors)

@@ -25,12 +25,30 @@ from pacorl.types import Prompt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from pacorl.gate.panels import Panels
     from pacorl.generate.generator import Generator
 
 Gate = Callable[[Sequence["Image"]], Check]
 """Panels → their check."""
 Redraw = Callable[[int, int], tuple["Image", Mapping[str, str]]]
 """(index of a panel, number of the try) → another image of the panel, and the text chunks of its PNG."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedPage:
+    """A saved page with the prompts to redraw its panels.
+
+    Attributes:
+        path: Its file.
+        panels: Panels with what each shows.
+        prompts: Prompt of each panel.
+        recipe: Text chunks of the page, with its layout.
+    """
+
+    path: Path
+    panels: Panels
+    prompts: Sequence[Prompt]
+    recipe: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,55 +188,48 @@ def _is_better(check: Check, *, than: Check) -> bool:
 
 
 def repair_page(
-    images: Sequence[Image],
-    page: Path,
-    texts: Mapping[str, str],
-    panel_texts: Sequence[Mapping[str, str]],
-    *,
-    gate: Gate,
-    redraw: Redraw,
-    tries: int,
-    say: Callable[[str], None],
-) -> tuple[Check, dict[str, Any]]:
-    """Repair a set, and write the page, its panels, and every try at once, so that a stop leaves the tries.
+    page: FinishedPage, target: Path, *, gate: Gate, redraw: Redraw, tries: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Repair a page, and write it, its panels, and every try at once, so that a stop leaves the tries.
 
     Args:
-        page: File to write; its tries go into the subfolder `tries/`, or they would count among its panels.
-        texts: Text chunks of the page, with its layout.
-        panel_texts: Text chunks of each panel, of which a redrawn one has its own.
+        target: File to write; its tries go into the subfolder `tries/`, or they would count among its panels.
         say: Called with a line about each try.
 
     Returns:
-        The check of the page that was written, and the JSON document.
+        The JSON document of the page that was written.
     """
 
     def file_of(attempt: Try) -> Path:
-        return page.parent / "tries" / f"{page.stem}-try-{attempt.number}-panel-{attempt.panel + 1}.png"
+        return target.parent / "tries" / f"{target.stem}-try-{attempt.number}-panel-{attempt.panel + 1}.png"
 
     def keep(attempt: Try) -> None:
-        # Written at once, so that a stopped repair keeps its tries.
         write_atomic(file_of(attempt), png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
-        say(f"{page.name}, panel {attempt.panel + 1}, try {attempt.number}: {attempt.verdict}")
+        say(f"{target.name}, panel {attempt.panel + 1}, try {attempt.number}: {attempt.verdict}")
 
-    repair = repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=keep)
+    repair = repair_set(page.panels.images, gate=gate, redraw=redraw, tries=tries, on_try=keep)
+    # The score was the earlier page's.
+    recipe = {name: text for name, text in page.recipe.items() if name != "score"}
     # The panels, then the page: a redrawn panel has the recipe of its own drawing.
-    replaced = sorted(repair.replaced.items())
-    chunks = dict(enumerate(panel_texts)) | {panel: attempt.texts for panel, attempt in replaced}
     for panel, image in enumerate(repair.images):
-        write_atomic(page.with_name(f"{page.stem}-panel-{panel + 1}.png"), png_bytes(image, dict(chunks[panel])))
+        texts = {**recipe, "panel": page.panels.texts[panel], "place": str(panel + 1)}
+        if panel in repair.replaced:
+            texts = dict(repair.replaced[panel].texts)
+        write_atomic(target.with_name(f"{target.stem}-panel-{panel + 1}.png"), png_bytes(image, texts))
     # Panels of several sizes are joined at the first one's.
     size = repair.images[0].size
-    joined = join([image.resize(size) for image in repair.images], parse_layout(texts["layout"]))
-    seeds = {panel + 1: attempt.texts.get("seed") for panel, attempt in replaced}
+    joined = join([image.resize(size) for image in repair.images], parse_layout(recipe["layout"]))
+    seeds = {panel + 1: attempt.texts.get("seed") for panel, attempt in sorted(repair.replaced.items())}
     verdict = {"redrawn": json.dumps(seeds), "code": str(repair.after.code)}
-    write_atomic(page, png_bytes(joined, {**texts, **verdict}))
-    document = {
+    write_atomic(target, png_bytes(joined, {**recipe, **verdict}))
+    return {
+        "file": str(target),
         "passed": repair.after.passed,
+        "code": repair.after.code,
         "before": repair.before.to_dict(),
         "after": repair.after.to_dict(),
         "tries": [{**attempt.to_dict(), "image": str(file_of(attempt))} for attempt in repair.tries],
     }
-    return repair.after, document
 
 
 # --- redrawing ---------------------------------------------------------------------------------------------------
