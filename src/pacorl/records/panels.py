@@ -29,11 +29,9 @@ NUMBERS = (
 class SetRequest:
     """Request for several images, in one sentence."""
 
-    text: str
-    """The whole sentence."""
     count: int | None
     """Number of panels; None if the sentence names none."""
-    content: str = ""
+    content: str
     """The sentence behind its count: the subject, and a list if there is one."""
 
 
@@ -51,7 +49,7 @@ class PanelDraft:
 
 
 def write_panels(text: str, *, count: int | None = None) -> PanelDraft:
-    """Write the panels of a request.
+    """Write the panels of a request; without a list they differ by stage, by a varied attribute, or by view.
 
     Args:
         count: number of panels; the sentence's own, else `DEFAULT_COUNT`.
@@ -61,11 +59,40 @@ def write_panels(text: str, *, count: int | None = None) -> PanelDraft:
     """
     if not text.strip():
         raise ValueError("the sentence is empty; say what the images show")
-    request = read_request(text) or SetRequest(text, None, content=text)
+    request = read_request(text) or SetRequest(None, text)
     count = count or request.count or DEFAULT_COUNT
     if not 2 <= count <= MAX_COUNT:
         raise ValueError(f"{excerpt(text)} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
-    return _written(request, count)
+
+    # The subject and the listed items.
+    subject, items = _items(request.content, request.count or count)
+    if items and request.count is None:
+        count = len(items)
+    if items and len(items) != count:
+        listed = ", ".join(map(excerpt, items))
+        raise ValueError(f"{count} images are asked for, and {len(items)} are listed, {listed}; let both agree")
+    theme = DANGLING.sub("", subject.strip(EDGES)).strip(EDGES)
+    shown = VAGUE.sub("", theme)
+
+    progress = PROGRESS.search(text) is not None
+    note = ""
+    if not items:
+        items = _varied(VAGUE.search(theme), count, progress=progress)
+        note = (
+            "The text does not list what each panel shows, so panels differ by stage or view "
+            "alone; list it (four images of a fox: it runs, it sleeps, …), or edit the panels"
+        )
+    # A generator of separate images reads each panel's text alone, so the subject is in every one.
+    panels = tuple(f"{shown}, {item}" if shown else item for item in items)
+
+    # Criteria for the judge.
+    criteria = {"Style": {"Style": "All images share one style, palette and light."}}
+    style = STYLE_ONLY.fullmatch(theme)
+    if shown and not (style and (style["manner"] or all(map(OWN_SUBJECT.match, items)))):
+        criteria["Identity"] = {"Subject": "The same subject appears in all images."}
+    if progress:
+        criteria["Logic"] = {"Progress": "The later image continues the earlier one."}
+    return PanelDraft(theme or ", ".join(items), panels, criteria, note)
 
 
 # --- reading a request -----------------------------------------------------------------------------------------
@@ -129,19 +156,13 @@ REQUESTS = (
 COUNTED = re.compile(rf"{OPENING}{COUNT}\s+{GAP}(?P<unit>[a-z][\w-]{{1,30}}?){PLURAL}", re.I)
 """`Three chalkboards …`: any plural, which asks for a set if the text lists as many."""
 MARK = r"(?:(?<=\s)and\s+)?(?:^|(?<=\s))"
-DIGITS = [str(number) for number in range(1, 100)]
-ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 ENUMERATIONS = (
     # `1) it runs 2) it sleeps`
-    (re.compile(rf"{MARK}\(?(\d{{1,2}})[.)]\s+(?=\S)"), DIGITS),
-    # `(a) it runs; (b) it sleeps`
-    (re.compile(rf"{MARK}\(?([a-h])\)\s+(?=\S)"), "abcdefgh"),
+    re.compile(rf"{MARK}\(?(\d{{1,2}})[.)]\s+(?=\S)"),
     # `Panel 1: it runs. Panel 2: it sleeps.`
-    (re.compile(rf"{MARK}(?:image|picture|panel|photo|frame|scene)\s(\d{{1,2}}):\s+(?=\S)", re.I), DIGITS),
-    # `In the first, it runs. In the second image, it sleeps.`
-    (re.compile(rf"{MARK}in the ({'|'.join(ORDINALS)})(?:\s(?:{VIEW}))?,\s+(?=\S)", re.I), ORDINALS),
+    re.compile(rf"{MARK}(?:image|picture|panel|photo|frame|scene)\s(\d{{1,2}}):\s+(?=\S)", re.I),
 )
-"""Marks of a numbered list, and their labels in order."""
+"""Marks of a numbered list."""
 OF_THE_SET = re.compile(
     r"\b(?:coherent|consistent|matching|similar|related|different|distinct|separate|following)\s*", re.I
 )
@@ -166,16 +187,16 @@ def read_request(text: str) -> SetRequest | None:
         if len(items) == request.count:
             return request
     _, items = numbered_items(text)
-    return SetRequest(text, len(items), text) if items else None
+    return SetRequest(len(items), text) if items else None
 
 
 def numbered_items(text: str) -> tuple[str, list[str]]:
     """Split a text at its numbers into what precedes the first and the items; none unless they run 1, 2, …"""
-    for mark, labels in ENUMERATIONS:
+    for mark in ENUMERATIONS:
         # `split` returns the number of an item before each item.
         subject, *pieces = mark.split(text)
-        numbers = [number.lower() for number in pieces[::2]]
-        if len(numbers) > 1 and numbers == [*labels[: len(numbers)]]:
+        numbers = pieces[::2]
+        if len(numbers) > 1 and numbers == [str(number + 1) for number in range(len(numbers))]:
             return subject, [item.strip(EDGES) for item in pieces[1::2]]
     return text, []
 
@@ -199,7 +220,7 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
     elif not subject and (adjectives or not re.fullmatch(f"{VIEW}|grid", unit) or ADVERBIAL.match(rest)):
         subject = f"{adjectives} {unit} ".lstrip()
         rest = rest.strip()
-    return SetRequest(text, number, subject + rest)
+    return SetRequest(number, subject + rest)
 
 
 # --- the template ----------------------------------------------------------------------------------------------
@@ -230,9 +251,6 @@ PROGRESS = re.compile(
     rf"\b(?:progress\w*|stages|steps|phases|growth|evolution|(?:{COUNT}|by)[- ](?:stage|step|phase))\b", re.I
 )
 """`in four stages`, `a 4-step guide`, `step by step`; a singer *on stage* is in none."""
-OF_ALL = re.compile(r"[,;.]\s+all(?P<shared>\s(?:of|showing|depicting)\s(?!them\b|it\b|us\b)[^,;.]+)[.!]?\s*$", re.I)
-"""`…, all of a sailor`: the subject behind the list."""
-BEFORE_AND_AFTER = re.compile(r"\bbefore and after\b(?P<event>[^,;:]*)$", re.I)
 AT = r"(?:at|in|on|by|under|near|inside|behind|beside)\s"
 VIEWS = ["seen from the front", "seen from the side", "in a close-up", "in a wide view"]
 SCENES = ("preparing for it", "in the midst of it", "explaining it to somebody", "when it is done")
@@ -268,39 +286,6 @@ OWN_SUBJECT = re.compile(r"(?:an?|the(?!\ssame))\s", re.I)
 """Begins an item that has a subject of its own: `a fjord`; `asleep` is said of the set's."""
 
 
-def _written(request: SetRequest, count: int) -> PanelDraft:
-    """Write panels from the sentence alone; without a list they differ by stage, by a varied attribute, or by view."""
-    # The subject and the listed items.
-    subject, items = _items(request.content, request.count or count)
-    if items and request.count is None:
-        count = len(items)
-    if items and len(items) != count:
-        listed = ", ".join(map(excerpt, items))
-        raise ValueError(f"{count} images are asked for, and {len(items)} are listed, {listed}; let both agree")
-    theme = DANGLING.sub("", subject.strip(EDGES)).strip(EDGES)
-    shown = VAGUE.sub("", theme)
-
-    progress = PROGRESS.search(request.text) is not None
-    note = ""
-    if not items:
-        items = _varied(VAGUE.search(theme), count, progress=progress)
-        note = (
-            "The text does not list what each panel shows, so panels differ by stage or view "
-            "alone; list it (four images of a fox: it runs, it sleeps, …), or edit the panels"
-        )
-    # A generator of separate images reads each panel's text alone, so the subject is in every one.
-    panels = tuple(f"{shown}, {item}" if shown else item for item in items)
-
-    # Criteria for the judge.
-    criteria = {"Style": {"Style": "All images share one style, palette and light."}}
-    style = STYLE_ONLY.fullmatch(theme)
-    if shown and not (style and (style["manner"] or all(map(OWN_SUBJECT.match, items)))):
-        criteria["Identity"] = {"Subject": "The same subject appears in all images."}
-    if progress:
-        criteria["Logic"] = {"Progress": "The later image continues the earlier one."}
-    return PanelDraft(theme or ", ".join(items), panels, criteria, note)
-
-
 def _varied(vague: re.Match[str] | None, count: int, *, progress: bool) -> list[str]:
     """Write panels that differ by stage, by the noun that the sentence varies ("various scenes"), or else by view."""
     if progress:
@@ -320,15 +305,10 @@ def _items(content: str, count: int, *, marks: re.Pattern[str] = LIST_MARK) -> t
     Args:
         marks: marks that open a list; by default a list of `count` items needs none.
     """
-    if shared := OF_ALL.search(content):
-        subject, items = _items(content[: shared.start()], count, marks=marks)
-        return BEGINNING.sub("", subject.strip(EDGES) + shared["shared"], count=1), items
     content = BEGINNING.sub("", content, count=1)
     subject, items = numbered_items(content)
     if len(items) == count:
         return subject, items
-    if count == 2 and (match := BEFORE_AND_AFTER.search(content)):
-        return content[: match.start()], [f"{time}{match['event']}".strip(EDGES) for time in ("before", "after")]
     quotations = list(QUOTED.finditer(content))
     if len(quotations) < 2:
         return _listed(content, count, marks)
