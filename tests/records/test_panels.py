@@ -50,6 +50,9 @@ def test_every_example_becomes_a_set_of_its_number(kind):
         ("A 1x2 grid of images of one fox: it runs, it sleeps", ["it runs", "it sleeps"]),
         ("Two logos for 'Crumb' on a sign, and a cup", ["on a sign", "on a cup"]),
         ("Two images of a knight's training as a page, a lord", ["as a page", "as a lord"]),
+        # A counted feature is in every panel, and so is a style behind "each".
+        ("Two images of a monster with two horns: asleep, awake", ["asleep", "awake"]),
+        ("Two images of an oak in each season, as a woodcut: bare, green", ["bare", "green"]),
     ],
 )  # fmt: skip
 def test_lists_are_read(text, panels):
@@ -72,6 +75,9 @@ def test_lists_are_read(text, panels):
         ("Two stills from a film about a robot: it wakes, it walks", "still from a film about a robot", True),
         ("Step by step, in two images, how ice melts", "how ice melts", True),
         ("Two keyframes of a rose: bud, bloom", "keyframe of a rose", True),
+        ("Two charcoal studies of a rose: bud, bloom", "charcoal study of a rose", True),
+        ("Two movies of a rose: bud, bloom", "movie of a rose", True),
+        ("Two stained-glass windows of a rose: bud, bloom", "stained-glass window of a rose", True),
         ("Two close-ups of a watch: dial, crown", "close-up of a watch", True),
         ("A two-panel comic about a fox: asleep, awake", "comic about a fox", True),
         ("Two photos of a fox, and a bear", "photo", False),

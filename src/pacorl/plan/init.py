@@ -48,6 +48,12 @@ LEAST_EPOCHS = 30
 MOST_EPOCHS = 100
 JUDGE = "X-GenGroup/PaCo-Reward-7B"
 SERVED_JUDGE = "http://127.0.0.1:8000/v1#PaCo-Reward-7B"
+PUBLISHED_ROWS = {
+    "flux": ("t2is data/T2IS-Bench --aesthetics", "0.490 → 0.576"),
+    "kontext": ("gedit GEdit-Bench/en.jsonl", "5.956 → 6.469"),
+    "qwen_image_edit": ("gedit GEdit-Bench/en.jsonl", "7.223 → 7.325"),
+}
+"""Benchmark of a kind of generator, and the paper's average before and after (arXiv 2512.04784, Tab. 3 and 4)."""
 LARGE = 15 * 10**9
 """Parameters from which a generator samples one image per forward."""
 
@@ -125,7 +131,8 @@ TINY_TEMPLATE = """\
 extends: tiny  # for a CPU, and this world's words alone
 out: {{ quoted("runs/" ~ job.path.stem) }}
 prompts: {train: {{ quoted(job.folder ~ "/train.jsonl") }}, evaluation: {{ quoted(job.folder ~ "/test.jsonl") }}}
-evaluation: {samples_per_prompt: {{ job.samples_per_prompt }}}
+sampling: {size: [128, 128]}  # as evaluated: at a third of its size, as in tiny, less is learnt
+evaluation: {size: [128, 128], samples_per_prompt: {{ job.samples_per_prompt }}}
 {% if not job.asks_judge %}
 judge: none
 {% endif %}
@@ -145,6 +152,9 @@ train: CUDA_VISIBLE_DEVICES={{ range(job.is_served, job.cards)|join(",") }} torc
 train: pacorl train-policy {{ job.path }} --resume auto
 {% endif %}
 measure: pacorl report runs/{{ job.path.stem }}    # held-out prompts before and after, with intervals
+{% if row %}
+beside the paper's {{ row[1] }}: pacorl benchmark {{ row[0] }} --model {{ job.checkpoint }} --adapter runs/{{ job.path.stem }}/adapter    # data and judge: docs/train.md
+{% endif %}
 """
 """The commands that follow: on several cards the first one serves the judge."""
 
@@ -207,7 +217,8 @@ def write_config(job: Job) -> tuple[Plan, str]:
         job.path.unlink(missing_ok=True)
         raise
     plan = dataclasses.replace(plan, facts={**plan.facts, "read_as": job.read_as})
-    return plan, jinja2.Template(NEXT, trim_blocks=True).render(job=job, judge=JUDGE)
+    row = PUBLISHED_ROWS.get(job.spec.kind)
+    return plan, jinja2.Template(NEXT, trim_blocks=True).render(job=job, judge=JUDGE, row=row)
 
 
 def _write_fitting(job: Job) -> Plan:

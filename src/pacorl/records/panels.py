@@ -116,8 +116,10 @@ OPENING = rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?:the\s+)?"
 SUBJECT = r"(?-i:[a-z]+[^\Wsu]s)\s+\w+ing\b"
 """Plural noun and participle: `three friends taking photos` is one image."""
 GAP = rf"(?P<adjectives>(?:(?!(?:of|in|on|at|with|for|and|the|an?)\b|{SUBJECT})[\w'’-]+\s+){{0,4}}?)"
-PLURAL = r"(?:(?<=ss|.x|ch|sh|[^h]o)es|s)\b"
-"""`sketches`, `heroes`, and `keyframes`, whose e is its own."""
+PLURAL = r"(?:(?<=ss|.x|ch|sh|[^h]o)es|(?<!s)s)\b"
+"""`sketches`, `heroes`, and `keyframes`, whose e is its own; `glass` is none."""
+IES = re.compile(r"(?<!\bp)(?<!\bt)(?<!mov|ook|elf|omb|ood|oth|pix|gen|own)ie$")
+"""A plural's `stud-ie-s`, whose singular is `study`; `movies`, `cookies`, `selfies` and the like keep theirs."""
 VIEW = "image|picture|pic|panel|shot|scene|frame|still|view|variation|version|stage|step|phase|part"
 """Nouns that do not describe a panel: "four images of a fox" shows foxes, "four posters of a fox" shows posters."""
 PICTURE = (
@@ -212,7 +214,7 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
         return None
 
     # Words before the content that describe the panels: the adjectives, and a noun such as "menu".
-    unit = (groups["medium"] or match["unit"]).lower()
+    unit = IES.sub("y", (groups["medium"] or match["unit"]).lower())
     adjectives = OF_THE_SET.sub("", groups["before"] + groups["adjectives"]).strip()
     subject, rest = groups["subject"].rstrip(" ,;"), text[match.end() :]
     if subject and adjectives:
@@ -242,11 +244,11 @@ LIST_WORD = re.compile(rf"\b(?:{LABEL.pattern}|featuring|showing|including|with|
 COMMA = re.compile(r"[,;]\s*(?:and\s)?")
 COMMA_OR_AND = re.compile(r"[,;]\s*(?:and\s)?|\sand\s")
 VAGUE = re.compile(
-    rf",?\s(?:(?:in|with|from|at|for)\s+(?:{SEVERAL}|(?!one\b){COUNT})\s(?P<various>[^,;.]{{1,60}})|each\s.{{1,80}})"
-    r"[.!?]?$",
+    rf",?\s(?:(?:in|with|from|at|for)\s+(?:{SEVERAL}|(?<!with\s)(?!one\b){COUNT})\s(?P<various>[^,;.]{{1,60}})"
+    rf"|(?:(?:in|with|from|at|for)\s)?each\s(?:(?:{VIEW})\b.{{1,80}}|[^,;.]{{1,80}}))[.!?]?$",
     re.I,
 )
-"""`in various medical scenarios`, `each image …`: said of the set, and not of one panel."""
+"""`in various medical scenarios`, `in each season`: said of the set, and not of one panel; `with two horns` is of each."""
 PROGRESS = re.compile(
     rf"\b(?:progress\w*|stages|steps|phases|growth|evolution|(?:{COUNT}|by)[- ](?:stage|step|phase))\b", re.I
 )
