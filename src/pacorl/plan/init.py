@@ -153,7 +153,8 @@ train: pacorl train-policy {{ job.path }} --resume auto
 {% endif %}
 measure: pacorl report runs/{{ job.path.stem }}    # held-out prompts before and after, with intervals
 {% if row %}
-beside the paper's {{ row[1] }}: pacorl benchmark {{ row[0] }} --model {{ job.checkpoint }} --adapter runs/{{ job.path.stem }}/adapter    # data and judge: docs/train.md
+beside the paper's {{ row[1] }}: pacorl benchmark {{ row[0] }} --model {{ job.checkpoint }} \
+--adapter runs/{{ job.path.stem }}/adapter    # data and judge: docs/train.md
 {% endif %}
 """
 """The commands that follow: on several cards the first one serves the judge."""
@@ -217,7 +218,7 @@ def write_config(job: Job) -> tuple[Plan, str]:
         job.path.unlink(missing_ok=True)
         raise
     plan = dataclasses.replace(plan, facts={**plan.facts, "read_as": job.read_as})
-    row = PUBLISHED_ROWS.get(job.spec.kind)
+    row = None if job.checkpoint == TINY else PUBLISHED_ROWS.get(job.spec.kind)
     return plan, jinja2.Template(NEXT, trim_blocks=True).render(job=job, judge=JUDGE, row=row)
 
 

@@ -248,7 +248,7 @@ VAGUE = re.compile(
     rf"|(?:(?:in|with|from|at|for)\s)?each\s(?:(?:{VIEW})\b.{{1,80}}|[^,;.]{{1,80}}))[.!?]?$",
     re.I,
 )
-"""`in various medical scenarios`, `in each season`: said of the set, and not of one panel; `with two horns` is of each."""
+"""`in various scenarios`, `in each season`: said of the set, and not of one panel; `with two horns` is of each."""
 PROGRESS = re.compile(
     rf"\b(?:progress\w*|stages|steps|phases|growth|evolution|(?:{COUNT}|by)[- ](?:stage|step|phase))\b", re.I
 )
