@@ -1,7 +1,6 @@
 """Measures of a judge against scikit-learn and sums by hand."""
 
 import math
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from pacorl.judge_training.loop import auc, decision_metrics, pop_means, processes, read_answers
+from pacorl.judge_training.loop import auc, decision_metrics, read_answers
 
 
 def test_auc_is_scikit_learns_ties_included() -> None:
@@ -50,15 +49,3 @@ def test_answers_are_read_one_position_before_them() -> None:
             assert float(log_prob_BL[row, position]) == pytest.approx(float(said) if position in positions else 0.0)
         yes, no = logits_BLV[row, positions[0] - 1, [7, 3]]
         assert float(p_yes_B[row]) == pytest.approx(1 / (1 + math.exp(no - yes)))
-
-
-def test_means_are_of_what_came_since_the_last_ones() -> None:
-    sums, cpu = Counter[str](), torch.device("cpu")
-    processes()
-    for pairs, loss in ((1, 1.0), (3, 5.0)):
-        sums.update({"pairs": pairs, "decision_accuracy": 1, "loss": loss * pairs})  # type: ignore[dict-item]
-    assert pop_means(sums, cpu)["loss"] == 4.0
-    sums.update({"pairs": 2, "decision_accuracy": 1, "loss": 14})
-    means = pop_means(sums, cpu)
-    assert (means["loss"], means["decision_accuracy"]) == (7.0, 0.5)
-    assert pop_means(sums, cpu) == {}

@@ -66,12 +66,10 @@ class DecisionLossConfig(Section):
 
 
 class RewardOptimizerConfig(Section):
-    """AdamW under a cosine schedule with warm-up."""
+    """AdamW without weight decay, under a cosine schedule with warm-up."""
 
     lr: float = Field(2e-4, gt=0, le=1)
     """AdamW's learning rate, at its highest."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled decay."""
     max_grad_norm: float = Field(1.0, ge=0)
     """Maximum gradient norm; 0 for no clipping."""
     warmup: float = Field(0.1, ge=0, lt=1)
@@ -98,9 +96,7 @@ class JudgeConfig(Section):
     evaluate_every: int = Field(500, ge=0)
     """Optimizer steps between evaluations; 0 for only before and after."""
     save_every: Positive = 500
-    """Optimizer steps between checkpoints."""
-    keep_checkpoints: Positive = 2
-    """Number of newest checkpoints to keep."""
+    """Optimizer steps between checkpoints; the newest two are kept."""
     merge: bool = False
     """Whether to save merged weights too, which vLLM serves without an adapter."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)

@@ -52,7 +52,7 @@ from pacorl.runtime.stopping import Interrupted, StopSignals
 logger = logging.getLogger(__name__)
 
 FREE_KEYS = (
-    *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
+    *("out", "log_every", "evaluate_every", "save_every", "merge", "trackers"),
     *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
     "optimizer.micro_batch",  # it changes the rounding of sums alone
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ LABEL_KEYS = ("answer", "index", "consistent")
 """Tensors of `Collator` for the loss and the metrics, which the model does not accept."""
 DIGESTS = "digests.json"
 """Last file of a checkpoint, with the SHA-256 of the other files. A checkpoint without it was cut short by a kill."""
-SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
 
 
 def processes() -> PartialState:
@@ -68,17 +66,6 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
     return log_prob_BL, decision_B2.softmax(-1)[:, 0]
 
 
-def pop_means(sums: Counter[str], device: torch.device) -> dict[str, float]:
-    """Return the means over the pairs of all processes, and reset this process's sums over its pairs."""
-    # fp64, since the log's means must not depend on the number of processes.
-    sums_of_process = torch.tensor([sums[name] for name in SUMS], dtype=torch.float64)
-    sums.clear()
-    pairs, *totals = reduce(sums_of_process.to(device), "sum").tolist()
-    if not pairs:
-        return {}
-    return {name: total / pairs for name, total in zip(SUMS[1:], totals, strict=True)}
-
-
 class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
     """Trainer that minimises `decision_weighted` and passes P(Yes) of every evaluation row, and the step, to `measure`.
 
@@ -99,8 +86,8 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         super().__init__(**trainer, compute_metrics=self._measured)
         self.alpha = None if loss.alpha == "uniform" else float(loss.alpha)
         self.form = loss.form
-        self.sums: Counter[str] = Counter()
-        """`SUMS` over the pairs since the last line of the log."""
+        self.sums = torch.zeros(3, dtype=torch.float64)
+        """Pairs since the last line of the log, their losses, and their right decisions."""
         self.measure = measure
 
     def _measured(self, prediction: EvalPrediction) -> dict[str, float]:
@@ -122,12 +109,10 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         self, model: Any, inputs: Mapping[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compute this micro-batch's share of the optimizer step's mean."""
-        loss, p_yes_B, metrics = self._loss(model, inputs)
+        loss, p_yes_B = self._loss(model, inputs)
         pairs = len(inputs["index"])
-        # The count of right decisions, since its mean times `pairs` might round.
-        right = int(((p_yes_B > 0.5) == inputs["consistent"]).sum())
-        self.sums.update({"pairs": pairs, "decision_accuracy": right, "loss": loss.item() * pairs})
-        self.sums.update({name: mean * pairs for name, mean in metrics.items()})
+        right = ((p_yes_B > 0.5) == inputs["consistent"]).sum()
+        self.sums += torch.tensor([pairs, loss.item() * pairs, right.item()], dtype=torch.float64)
         return loss * items_of(inputs["answer"], form=self.form) / num_items_in_batch
 
     def prediction_step(
@@ -136,14 +121,14 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         """Compute (loss, P(Yes), row) of a batch."""
         batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss, p_yes_B, _ = self._loss(model, batch)
+            loss, p_yes_B = self._loss(model, batch)
         return loss, p_yes_B, batch["index"]
 
-    def _loss(self, model: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Compute the mean loss over the rows, or over the answers' tokens; P(Yes) of each row; and metrics."""
+    def _loss(self, model: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Compute the mean loss over the rows, or over the answers' tokens, and P(Yes) of each row."""
         log_prob_BL, p_yes_B = read_answers(model, batch, yes=self.data_collator.yes, no=self.data_collator.no)
-        loss, metrics = decision_weighted(log_prob_BL, batch["answer"], alpha=self.alpha, form=self.form)
-        return loss, p_yes_B, metrics
+        loss = decision_weighted(log_prob_BL, batch["answer"], alpha=self.alpha, form=self.form)
+        return loss, p_yes_B
 
     def _save_checkpoint(self, *model_and_trial: Any) -> None:
         """Add the digests of a checkpoint's files, the last of its files."""
@@ -157,9 +142,12 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
                 write_json(folder / DIGESTS, digests(folder))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Replace `Trainer`'s loss, which is lost at a resume, by our means."""
+        """Replace `Trainer`'s loss, which is lost at a resume, by means over the pairs since the last line."""
         if "loss" in logs:
-            logs |= pop_means(self.sums, self.args.device)
+            # fp64, since the means must not depend on the number of processes.
+            pairs, loss, right = reduce(self.sums.to(self.args.device), "sum").tolist()
+            self.sums.zero_()
+            logs |= {"loss": loss / pairs, "decision_accuracy": right / pairs}
         super().log(logs, start_time)
 
 
@@ -191,7 +179,6 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
         learning_rate=config.optimizer.lr,
         lr_scheduler_type="cosine",
         warmup_steps=config.optimizer.warmup,
-        weight_decay=config.optimizer.weight_decay,
         max_grad_norm=config.optimizer.max_grad_norm,
         # Batches.
         per_device_train_batch_size=micro,
@@ -213,7 +200,7 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
         eval_steps=every or None,
         eval_on_start=evaluates and not resumed,
         save_steps=config.save_every,
-        save_total_limit=config.keep_checkpoints,
+        save_total_limit=2,
     )
 
 

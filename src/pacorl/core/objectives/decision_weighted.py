@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 Form = Literal["mean", "sum", "released"]
 
 
-def decision_weighted(
-    log_prob_BL: Tensor, answer_BL: Tensor, *, alpha: float | None, form: Form = "mean"
-) -> tuple[Tensor, dict[str, float]]:
+def decision_weighted(log_prob_BL: Tensor, answer_BL: Tensor, *, alpha: float | None, form: Form = "mean") -> Tensor:
     """PaCo-Reward's weighted likelihood (arXiv 2512.04784, §3.2).
 
     Over the n tokens of an answer, the first of which is the decision:
@@ -54,14 +52,8 @@ def decision_weighted(
             further_B1 = further_B1 * n_B1
     weight_BL = torch.where(first_BL, decision_B1, further_B1) * answer_BL
 
-    # The loss, and the mean NLL of decision and reasons for the log.
     nll_BL = -log_prob_BL.masked_fill(~answer_BL, 0.0)
-    loss = (weight_BL * nll_BL).sum(1).sum() / items_of(answer_BL, form=form)
-    reasons_B = (nll_BL * (answer_BL & ~first_BL)).detach().sum(1) / others_B1[:, 0]
-    return loss, {
-        "decision_nll": float((nll_BL * first_BL).detach().sum(1).mean()),
-        "reasons_nll": float(reasons_B.mean()),
-    }
+    return (weight_BL * nll_BL).sum(1).sum() / items_of(answer_BL, form=form)
 
 
 def items_of(answer_BL: Tensor, *, form: Form) -> int:
