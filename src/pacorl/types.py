@@ -175,11 +175,6 @@ class Verdict:
     p_yes: float | None
     error: str = ""
 
-    @property
-    def valid(self) -> bool:
-        """Whether there is a probability."""
-        return self.p_yes is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:

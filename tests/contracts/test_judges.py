@@ -37,7 +37,7 @@ def test_it_answers_every_question_and_keeps_equal_ones_alike(settings: JudgeSet
         (answers,) = ask_pairs(judge, [[red, blue, red]], [{"same": "Same?"}])
     finally:
         close_judge(judge)
-    assert all(verdict.valid and 0 <= (verdict.p_yes or 0) <= 1 for verdict in verdicts)
+    assert all(verdict.p_yes is not None and 0 <= verdict.p_yes <= 1 for verdict in verdicts)
     assert verdicts[0] == verdicts[1]
     assert list(answers) == [(0, 1), (0, 2), (1, 2)]
     assert answers[0, 1]["same"].p_yes == pytest.approx(verdicts[0].p_yes, abs=1e-6)

@@ -248,7 +248,7 @@ def test_a_key_is_asked_for_but_by_health(local_judge: LocalJudge, monkeypatch: 
             HttpJudge.connect(url)
         monkeypatch.setenv("PACORL_API_KEY", "secret")
         with HttpJudge.connect(url) as judge:
-            assert judge.verdicts(QUESTIONS[:1])[0].valid
+            assert judge.verdicts(QUESTIONS[:1])[0].p_yes is not None
 
 
 # --- the queue -------------------------------------------------------------------------------------------------

@@ -176,8 +176,8 @@ def score_set(
         questions = {(first, second): Question((images[first], images[second]), question) for first, second in chunk}
         for pair, verdict in ask(judge, questions).items():
             # Words cost a whole answer each, so pairs without a score get none.
-            words = judge.explain(questions[pair]) if reasons and verdict.valid else ""
-            scored.append(PairScore(*pair, verdict.p_yes, "" if verdict.valid else verdict.error, words))
+            words = judge.explain(questions[pair]) if reasons and not verdict.error else ""
+            scored.append(PairScore(*pair, verdict.p_yes, verdict.error, words))
         progress(len(scored), len(pairs))
     calibration = getattr(judge, "calibration", None)
     pairs_fitted = calibration.pairs if calibration else None

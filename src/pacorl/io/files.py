@@ -385,16 +385,14 @@ def inside(folder: Path, relative: str) -> Path:
         path.exists()
     except (OSError, ValueError):  # too long, or with a NUL
         raise ValueError(f"{relative[:60]!r} is not a path of a file") from None
-    if not Path(relative).is_absolute():
-        if path.is_relative_to(root):
-            return path
-        # REPOSITORY/snapshots/COMMIT, whose contents are in REPOSITORY/blobs.
-        unresolved = Path(os.path.normpath(root / relative))
-        for folder_above in (root, *root.parents):
-            blobs = folder_above.parent.parent / "blobs"
-            is_snapshot = folder_above.parent.name == "snapshots"
-            if is_snapshot and unresolved.is_relative_to(root) and path.is_relative_to(blobs):
-                return unresolved
+    if path.is_relative_to(root):
+        return path
+    # REPOSITORY/snapshots/COMMIT, whose contents are in REPOSITORY/blobs.
+    unresolved = Path(os.path.normpath(root / relative))
+    for snapshots in root.parents:
+        is_blob = snapshots.name == "snapshots" and path.is_relative_to(snapshots.parent / "blobs")
+        if is_blob and unresolved.is_relative_to(root):
+            return unresolved
     raise ValueError(f"{relative!r} leads out of {folder}; paths must stay inside the folder")
 
 

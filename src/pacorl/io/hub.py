@@ -50,8 +50,6 @@ def check_checkpoint(source: str, *files: str) -> None:
         return
     if not HUB_NAME.fullmatch(source.partition(":")[0]):
         raise ValueError(f"there is no {source}: name a folder, or a checkpoint of the hub as ORG/NAME")
-    if ":" in source:
-        return
 
     # A name on the hub, or in its cache.
     from huggingface_hub import constants

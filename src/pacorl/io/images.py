@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -50,9 +50,6 @@ SIDEWAYS = (5, 6, 7, 8)
 
 ROUNDING = 2
 """Largest change of a channel by a conversion between two profiles of one colour space."""
-
-SHOWN_FAULTS = 10
-"""Unusable images listed in a message; the rest is counted."""
 
 
 logger = logging.getLogger(__name__)
@@ -135,28 +132,11 @@ def upright_size(path: Path) -> Size:
 
 
 def check_readable(paths: Iterable[Path]) -> None:
-    """Open every image once. Raises ImageError with the unusable images and their reasons."""
-
-    def fault_of(path: Path) -> str:
-        try:
-            open_image(path)
-        except ValueError as error:
-            return str(error)
-        return ""
-
+    """Open every image once. Raises ValueError with the first unusable image and its reason."""
     # In threads: Pillow's decoders release the interpreter lock.
     with ThreadPoolExecutor(8) as pool:
-        faults = [fault for fault in pool.map(fault_of, dict.fromkeys(paths)) if fault]
-    if faults:
-        raise ImageError(f"{len(faults)} image(s) cannot be used; mend them or take their records out:{listed(faults)}")
-
-
-def listed(faults: Sequence[object]) -> str:
-    """List the first SHOWN_FAULTS of a message's faults, a line each, and the number of further faults."""
-    lines = [f"\n  {fault}" for fault in faults[:SHOWN_FAULTS]]
-    if len(faults) > SHOWN_FAULTS:
-        lines.append(f"\n  and {len(faults) - SHOWN_FAULTS} more")
-    return "".join(lines)
+        for _ in pool.map(open_image, dict.fromkeys(paths)):
+            pass
 
 
 def as_rgb(image: Image.Image, name: str) -> Image.Image:

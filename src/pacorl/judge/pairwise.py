@@ -164,7 +164,7 @@ def errors_of(verdicts: Iterable[Verdict]) -> str:
     """Join the distinct errors of missing verdicts."""
     errors = []
     for verdict in verdicts:
-        if verdict.error and not verdict.valid:
+        if verdict.error:
             errors.append(verdict.error)
 
     return "; ".join(dict.fromkeys(errors))

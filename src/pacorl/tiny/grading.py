@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -62,7 +63,8 @@ def of_all_sets(sets: Sets) -> dict[str, float]:
 def jackknife(sets_before: Sets, sets_after: Sets, name: str) -> Interval:
     """Estimate the change of a measure `of_all_sets` between sets of the same prompts, leaving out a prompt at a time.
 
-    A bootstrap would compare a set with its own copies (Efron & Tibshirani 1993, ch. 11).
+    The interval is Student's of the pseudo-values. A bootstrap would compare a set with its own copies (Efron &
+    Tibshirani 1993, ch. 11).
     """
 
     def change(indices: Sequence[int]) -> float:
@@ -75,10 +77,5 @@ def jackknife(sets_before: Sets, sets_after: Sets, name: str) -> Interval:
     without = []
     for left_out in range(count):
         without.append(change([index for index in range(count) if index != left_out]))
-    # The t interval of the pseudo-values gives the half-width around the estimate from all sets.
-    pseudo = [count * whole - (count - 1) * value for value in without]
-    interval = t_interval(pseudo)
-    if interval.low is None or interval.high is None:
-        return Interval(whole, groups=count)
-    half = (interval.high - interval.low) / 2
-    return Interval(whole, whole - half, whole + half, count)
+    pseudo_values = [count * whole - (count - 1) * value for value in without]
+    return replace(t_interval(pseudo_values), mean=whole)
