@@ -52,7 +52,7 @@ def compare(trainer: PolicyTrainer, *, groups: int) -> None:
     """Finish the samples of some prompts in both forms, and print seconds and the correlation of their advantages."""
     config = trainer.config
     rows = epoch_rows(trainer.train_prompts, epoch=0, count=groups, group_size=config.group_size, seed=config.seed)
-    trunk = Trunk(trainer.first_draw, rows)
+    trunk = Trunk(trainer.draw_of(0), rows)
     latents = trunk.grow()[1]
     values = []
     with fp8_products(trainer.lora.transformer) as switch, trainer.turns.scoring():
@@ -60,7 +60,7 @@ def compare(trainer: PolicyTrainer, *, groups: int) -> None:
             switch(form)
             for _ in range(2):  # the first compiles, and chooses kernels
                 started = time.perf_counter()
-                batches = in_batches(rows, trainer.first_draw.batch)
+                batches = in_batches(rows, trainer.division.batch)
                 rollouts = [trunk.finish(b, torch.stack([latents[row.number] for row in b]))() for b in batches]
                 synchronize()
                 seconds = time.perf_counter() - started

@@ -63,7 +63,7 @@ def changes_of(config: PolicyConfig, *, groups: int, children: int) -> list[Chan
     changes = []
     for row in rows:
         # Another epoch for every group: its noise is its own.
-        draw = replace(trainer.first_draw, epoch=row.number)
+        draw = replace(trainer.draw_of(0), epoch=row.number)
         changes += panel_changes(config, draw, trainer.rewards, row.prompt, children=children)
     trainer.close()
     return changes

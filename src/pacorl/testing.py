@@ -126,7 +126,7 @@ its packed latents (1, N, C)."""
 def check_policy(
     policy: PipelinePolicy,
     prompts: Sequence[Prompt],
-    size: Size | tuple[int, int],
+    size: Size,
     *,
     pipeline: Pipeline | None = None,
 ) -> None:
@@ -135,14 +135,12 @@ def check_policy(
     Args:
         policy: in float32, usually with random weights that depend on every input.
         prompts: prompts of one image size, with texts of different lengths.
-        size: size of the images, or the area of edits; a tuple is height and width.
+        size: size of the images, or the area of edits.
         pipeline: the pipeline of the same weights, without the policy's changes; without one, a batch alone is checked.
 
     Raises:
         AssertionError: with the fault, if the generator breaks the contract.
     """
-    if isinstance(size, tuple):
-        size = Size(*size)
     together = endpoints(policy, prompts, size)
     assert together.std() > 0.1, "the latents are nearly constant, so that the comparison is void"
     for number, prompt in enumerate(prompts):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
-from toy_world import toy_config
 
-from pacorl.core.devices import best_dtype, check_card_used, to_device, warn_of_pageable
-from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.core.devices import best_dtype, to_device, warn_of_pageable
 
 
 @pytest.mark.parametrize(
@@ -21,21 +18,6 @@ from pacorl.grpo.trainer import PolicyTrainer
 )
 def test_weights_are_of_the_device_s_best_type(checkpoint: str, device: str, dtype: str) -> None:
     assert best_dtype(checkpoint, device) == dtype
-
-
-def test_bfloat16_on_the_cpu_beside_a_card_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    config = toy_config(tmp_path / "run")
-    bf16 = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
-    with pytest.raises(ValueError, match=r"model\.dtype bfloat16 would train on the CPU"):
-        PolicyTrainer(bf16)
-    check_card_used("float32", torch.device("cpu"))
-    check_card_used("bfloat16", torch.device("cuda"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    check_card_used("bfloat16", torch.device("cpu"))
 
 
 def test_memory_that_cannot_be_pinned_is_copied_all_the_same_after_one_warning(

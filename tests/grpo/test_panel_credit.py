@@ -97,7 +97,7 @@ def test_credit_left_out_is_panel_if_every_reward_has_parts(
         chosen, note = with_credit(config, functions, sets)
         assert chosen.advantages.credit == credit
         assert note == f"advantages.credit is {credit}: {reason}"
-        own = toy_config(tmp_path, f"rewards=[{rewards}]", "advantages.credit=0.5")
+        own = toy_config(tmp_path, f"rewards=[{rewards}]", "advantages.credit=panel")
         kept, note = with_credit(own, functions, sets)
         assert (kept.advantages, note) == (own.advantages, "")
         # The clip range follows the credit.

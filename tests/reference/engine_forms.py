@@ -179,7 +179,7 @@ def reference(overrides: Sequence[str], out: Path) -> dict[str, Any]:
 
 def _expected(sample: paco.Sample, settings: paco.Settings) -> dict[str, Tensor]:
     advantage_P = torch.tensor(sample.advantage, dtype=torch.float64)
-    by_panel = settings.panel_share > 0
+    by_panel = settings.by_panel
     expected = {"endpoint": sample.endpoint, "advantage": advantage_P if by_panel else advantage_P[0]}
     for level, step in enumerate(sample.steps):
         log_prob = torch.tensor(step.log_prob[0], dtype=torch.float64)
@@ -200,13 +200,11 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
     shares_starts = tree.seeds < config.group_size
     # From the config's own keys: the engine's properties of them are compared too.
     # One of the rewards has no parts, so that the credit is the set's if it is left out.
-    shares: dict[Any, float] = {None: 0.0, "set": 0.0, "panel": 1.0}
-    credit = config.advantages.credit
-    share = shares.get(credit, credit)
+    by_panel = config.advantages.credit == "panel"
     objective = config.objective
     if getattr(objective, "clip_range", 1.0) is None:
         # Panels' ratios deviate more than images'.
-        objective = objective.model_copy(update={"clip_range": 1e-3 if share else 1e-4})
+        objective = objective.model_copy(update={"clip_range": 1e-3 if by_panel else 1e-4})
     return paco.Settings(
         sigmas=policy.sigmas(sampling.steps, size).tolist(),
         training_sigmas=policy.training_sigmas(sampling.steps, size).tolist(),
@@ -219,7 +217,7 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         batch=sampling.batch,
         weights=[reward.weight for reward in config.rewards],
         advantages=config.advantages,
-        panel_share=share,
+        by_panel=by_panel,
         group_size=config.group_size,
         contrast=config.rewards[0].args.get("contrast", 0.0),
         objective=objective,

@@ -51,10 +51,10 @@ CASES = {
     ],
     "AWM in a tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3}", "objective={name: awm}"],
     "panel credit": ["advantages.credit=panel"],
-    "half panel credit": [*TREE, "advantages={aggregate: log_tamed, credit: 0.5, std: global}"],
+    "panel credit in a tree": [*TREE, "advantages={aggregate: log_tamed, credit: panel, std: global}"],
     "panel credit with GRPO-Guard": ["advantages.credit=panel", "objective={name: grpo_guard, kl_weight: 0.5}"],
     "panel credit with DiffusionNFT": ["advantages.credit=panel", "objective.name=diffusion_nft"],
-    "panel credit with AWM": ["advantages={aggregate: weighted_sum, credit: 0.7}", "objective={name: awm}"],
+    "panel credit with AWM": ["advantages={aggregate: weighted_sum, credit: panel}", "objective={name: awm}"],
     "contrast": CONTRAST,
     "contrast in a tree with panel credit": [
         *CONTRAST,

@@ -61,8 +61,8 @@ class Settings:
     weights: list[float]
     advantages: Any
     """aggregate, threshold, std, floor and clip."""
-    panel_share: float
-    """Share of panel credit, from 0 to 1."""
+    by_panel: bool
+    """Whether the credit is a panel's."""
     group_size: int
     contrast: float
     """Weight of the agreement across sets in the first reward; 0 for none, and no such reward."""
@@ -142,7 +142,7 @@ def draw(s: Settings, world: World, theta: Theta, *, epoch: int, row: int, promp
     leaves = math.prod(branches)
     x = world.noise(epoch, "start", row - row % leaves)
     steps: list[Step] = []
-    panels = world.panels(prompt) if s.panel_share else [list(range(len(x)))]
+    panels = world.panels(prompt) if s.by_panel else [list(range(len(x)))]
     first_of_suffix = stochastic[-1] + 1 if stochastic else 0
     for i in range(first_of_suffix):
         v = world.velocity(theta, x, s.sigmas[i], prompt)
@@ -216,7 +216,7 @@ def compare(s: Settings, samples: list[Sample]) -> None:
         sample.advantage = [0.0] * len(sample.panels)
     groups = [sample.prompt for sample in used]
     for panel in range(len(samples[0].panels)):
-        credited = credit(s, used, combined, panel) if s.panel_share else combined
+        credited = credit(s, used, panel) if s.by_panel else combined
         values = normalise(credited, combined, groups, options.std, options.floor)
         for sample, value in zip(used, values, strict=True):
             sample.advantage[panel] = max(-options.clip, min(options.clip, value))
@@ -228,14 +228,14 @@ def means(values: list[float], groups: list[int]) -> list[float]:
     return [fmean([value for value, other in pairs if other == group]) for group in groups]
 
 
-def credit(s: Settings, used: list[Sample], combined: list[float], panel: int) -> list[float]:
-    """The scores of a panel: the parts that contain it, to first order, mixed with the set's score."""
+def credit(s: Settings, used: list[Sample], panel: int) -> list[float]:
+    """The scores of a panel: the parts that contain it, to first order."""
     scores = []
-    for sample, score in zip(used, combined, strict=True):
+    for sample in used:
         own = 0.0
         for k in range(len(s.weights)):
             own += s.weights[k] * slope(s, used, sample.prompt, k) * float(sample.parts[k][panel] or 0.0)
-        scores.append((1 - s.panel_share) * score + s.panel_share * own)
+        scores.append(own)
     return scores
 
 

@@ -113,7 +113,7 @@ def compared(draw: st.DrawFn) -> list[str]:
     floor = draw(st.sampled_from(["none", "max", "add"]))
     overrides = [f"advantages.aggregate={aggregate}", f"advantages.floor={floor}"]
     overrides.append(f"advantages.clip={draw(st.sampled_from([0.5, 5.0]))}")
-    overrides.append(f"advantages.credit={draw(st.sampled_from(['set', 'panel', 0.5]))}")
+    overrides.append(f"advantages.credit={draw(st.sampled_from(['set', 'panel']))}")
     overrides.append(f"advantages.std={draw(st.sampled_from(['group', 'global']))}")
     if aggregate == "log_tamed":
         overrides.append(f"advantages.threshold={draw(st.sampled_from([0.05, 0.2, 1.0]))}")

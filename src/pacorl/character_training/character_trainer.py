@@ -20,7 +20,7 @@ from torch import Tensor
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import gallery_prompts, read_pictures
 from pacorl.core.batches import in_batches
-from pacorl.core.devices import check_card_used, to_device
+from pacorl.core.devices import to_device
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.grpo import checkpoint as checkpoints
@@ -83,7 +83,6 @@ class CharacterTrainer:
             raise ValueError(
                 f"train-character runs in one process, and the launcher started {self.runtime.world}; start it alone"
             )
-        check_card_used(config.model.dtype, self.runtime.device)
 
         # Progress, which a checkpoint restores.
         self.evaluated = -1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from pacorl.config.base import Section, Share
+from pacorl.config.base import Section
 from pacorl.types import Advantages, RewardTable
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class AdvantageOptions(Section):
     weighted_sum: all enter as they are."""
     threshold: float = THRESHOLD
     """δ of Eq. 4: log_tamed takes the logarithm of rewards whose std/mean over the epoch exceeds it."""
-    credit: Literal["set", "panel"] | Share | None = None
+    credit: Literal["set", "panel"] | None = None
     """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
-    the panel, such as its pairs and its text. A number is the share of panel in a mix of both; 0 is set and 1 panel.
-    Left out: panel if every reward has such parts and no prompt is an edit, else set, which is the paper's."""
+    the panel, such as its pairs and its text. Left out: panel if every reward has such parts and no prompt is an edit,
+    else set, which is the paper's."""
     std: Literal["group", "global"] = "group"
     """Scope of the standard deviation in Eq. 2."""
     floor: Floor = "none"
@@ -64,13 +64,6 @@ class AdvantageOptions(Section):
                 f"threshold {self.threshold} is of aggregate log_tamed, and aggregate is weighted_sum; drop one of them"
             )
         return self
-
-    @property
-    def panel_share(self) -> float:
-        """Share of panel credit, from 0 (set, as long as nothing is chosen) to 1 (panel)."""
-        if isinstance(self.credit, float):
-            return self.credit
-        return 1.0 if self.credit == "panel" else 0.0
 
 
 def advantages(table: RewardTable, options: AdvantageOptions, *, weights: Sequence[float]) -> Advantages:
@@ -99,7 +92,7 @@ def advantages(table: RewardTable, options: AdvantageOptions, *, weights: Sequen
     divisor_B = group_divisor(combined_B, valid_B, table.group_B, std=options.std, floor=options.floor)
     value_B = group_centred(combined_B, valid_B, table.group_B) / divisor_B
     value_BP = None
-    if options.panel_share and table.part_RBP is not None:
+    if options.credit == "panel" and table.part_RBP is not None:
         # The slope of a tamed reward is taken at its group's mean score.
         mean_RB = torch.stack([group_mean(score_B, valid_B, table.group_B) for score_B in score_RB])
         slope_RB = (1 / (1 + mean_RB.abs())).where(tamed_R[:, None], 1.0)
@@ -140,9 +133,9 @@ def panel_advantages(
     A set's score R^k is a sum of parts, such as a sixth of each pair's P(Yes). Its part R_p^k is the sum over those
     with panel p; the rest does not depend on the panel's tokens, so that it is a baseline: leaving it out changes no
     expectation, only variance. An aggregate r̂ = f(R^1, R^2, …) is taken to first order around the group's mean, so
-    that panel p has r̂_p = Σ_k ∂f/∂R^k·R_p^k, with the slope 1/(1 + |mean R^k|) of a log-tamed reward. With `credit` c
-    the panel's score is (1 − c)·r̂ + c·r̂_p. It is compared like r̂, and divided by the standard deviation of r̂, whose
-    scale all panels share, or by its own if that is larger: sets may be nearly tied while their panels differ.
+    that panel p has r̂_p = Σ_k ∂f/∂R^k·R_p^k, with the slope 1/(1 + |mean R^k|) of a log-tamed reward. It is
+    compared like r̂, and divided by the standard deviation of r̂, whose scale all panels share, or by its own if that is
+    larger: sets may be nearly tied while their panels differ.
 
     Args:
         combined_B: r̂ of each set.
@@ -155,8 +148,7 @@ def panel_advantages(
     """
     # 1. Score of each panel.
     assert table.part_RBP is not None
-    part_BP = (weight_RB[:, :, None] * table.part_RBP.nan_to_num()).sum(0)
-    score_BP = combined_B[:, None] + options.panel_share * (part_BP - combined_B[:, None])
+    score_BP = (weight_RB[:, :, None] * table.part_RBP.nan_to_num()).sum(0)
     valid_BP = valid_B[:, None] & table.part_RBP.isfinite().all(0)
 
     # 2. Comparison in the group.

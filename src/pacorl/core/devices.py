@@ -6,9 +6,7 @@ torch is imported inside: a command's help reads files that read this one.
 from __future__ import annotations
 
 import logging
-import os
 from functools import cache
-from shutil import which
 from typing import TYPE_CHECKING, Final, Literal
 
 from pacorl.types import TINY, TINY_EDITS
@@ -33,19 +31,6 @@ def available_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return APPLE if torch.backends.mps.is_available() else "cpu"
-
-
-def check_card_used(dtype: str, device: torch.device) -> None:
-    """Raise ValueError for training in bfloat16 on the CPU of a machine whose NVIDIA card torch does not see.
-
-    A card hidden by an empty CUDA_VISIBLE_DEVICES is hidden on purpose.
-    """
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if dtype == "bfloat16" and device.type == "cpu" and not hidden and which("nvidia-smi"):
-        raise ValueError(
-            "model.dtype bfloat16 would train on the CPU beside an NVIDIA card: its driver may be too old for this "
-            "torch, a launch file may say use_cpu, and model.dtype=float32 trains on the CPU"
-        )
 
 
 def best_dtype(checkpoint: str, device: str | torch.device) -> str:

@@ -21,7 +21,7 @@ from pacorl.models.policies.policy import check_images
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import load_prompts
 from pacorl.rewards import asks_judge, build_rewards, check_rewards, reward_spec
-from pacorl.rewards.reward import Reward, RewardError, RewardFunction, smoke_test
+from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.rewards.spec import UserReward
 from pacorl.runtime.compiled import compile_blocks, compile_decoder
 from pacorl.types import Prompt, Size
@@ -37,11 +37,7 @@ def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]
     # A reward of the config with a function's name sets its weight and label.
     built_in = [reward for reward in config.rewards if reward.name not in functions]
     weighted = {reward.name: reward for reward in config.rewards if reward.name in functions}
-    try:
-        check_rewards(built_in)
-    except RewardError as fault:
-        given = f"; the functions given are {', '.join(functions)}" if functions else ""
-        raise RewardError(f"{fault}{given}") from None
+    check_rewards(built_in)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
     # Functions cannot use the run's judge, so they do not keep it.
     config = without_idle_judges(config.model_copy(update={"rewards": tuple(built_in)}))
@@ -101,7 +97,7 @@ def with_credit(
 
     # A panel's ratio is a mean over fewer tokens than a set's, and varies more.
     if isinstance(config.objective, ClippedOptions) and config.objective.clip_range is None:
-        clip_range = PANEL_RANGE if config.advantages.panel_share else SET_RANGE
+        clip_range = PANEL_RANGE if config.advantages.credit == "panel" else SET_RANGE
         config = config.model_copy(update={"objective": config.objective.model_copy(update={"clip_range": clip_range})})
     return config, note
 

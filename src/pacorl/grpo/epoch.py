@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -42,6 +41,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     """
     config, runtime, division = trainer.config, trainer.runtime, trainer.division
     names = tuple(trainer.rewards)
+    draw = trainer.draw_of(trainer.epoch)
 
     # 1. Draw: prompts × group size. Whole subtrees go to updates and ranks, so that the samples of an update do not
     # depend on the number of ranks.
@@ -54,20 +54,15 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     )
     units_of_updates = assign_rows(
         rows,
-        tree=trainer.first_draw.sampler.tree,
+        tree=draw.sampler.tree,
         batch=division.batch,
         updates=config.optimizer.updates_per_epoch,
         world=runtime.world,
         rank=runtime.rank,
         sharded=runtime.sharded,
         whole_groups=config.whole_groups,
-        kind=partial(trainer.policy.forward_key, size=trainer.first_draw.sampler.size),
+        kind=partial(trainer.policy.forward_key, size=draw.sampler.size),
     )
-    # The epoch's noise window decides the stochastic steps.
-    sampler = config.sampling.sampler(
-        trainer.epoch, group_size=config.group_size, seed=config.seed, spec=trainer.objective
-    )
-    draw = replace(trainer.first_draw, sampler=sampler, epoch=trainer.epoch)
 
     # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the
     # generator, or alternate with it on a small GPU.

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pacorl.core.devices import check_card_used
 from pacorl.core.metric_names import ALARM
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo import builders, checkpoint
@@ -132,7 +131,6 @@ class PolicyTrainer:
                 "memory lowest and FSDP2: what is streamed is not there to be sharded; take memory: low, or launch "
                 "with ddp.yaml"
             )
-        check_card_used(config.model.dtype, self.runtime.device)
         allow_tf32(allowed=config.model.dtype == "bfloat16")
         prompts = [*self.train_prompts, *self.evaluation_prompts]
         foreign = config.generator.foreign_prompt(config.model.checkpoint, prompts)
@@ -186,18 +184,6 @@ class PolicyTrainer:
         self.policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
         torch.cuda.empty_cache()
         builders.place_transformer(config, self.policy, device=device, sharded=self.runtime.sharded)
-        self.first_draw = Draw(
-            self.policy,
-            config.sampling.sampler(0, group_size=config.group_size, seed=config.seed, spec=self.objective),
-            self.cache,
-            seed=config.seed,
-            epoch=0,
-            batch=self.division.batch,
-            nodes=config.nodes_of_step,
-            as_trained=config.model.compile != "none" and self.objective.needs == "path",
-            by_panel=config.advantages.panel_share > 0,
-        )
-        """Parameters of the first epoch's rollouts."""
 
         # 2. Scorers, after the text encoders are freed: both together may not fit on the device.
         in_turns = config.memory != "normal" and not self.runtime.sharded
@@ -320,7 +306,7 @@ class PolicyTrainer:
     def _save_if_due(self) -> None:
         """Save after the last epoch, and every so many before it."""
         if self.finished or self.epoch % self.config.save_every == 0:
-            self._begin_save()
+            self.save(wait=False)
 
     def _raise_alarms(self) -> None:
         """Warn once per sign of reward hacking. If a limit's action is stop, save before the error."""
@@ -339,7 +325,22 @@ class PolicyTrainer:
         """Whether all epochs are done."""
         return self.epoch >= self.config.epochs
 
-    # --- policies and scorers of the epoch ---------------------------------------------------------------------
+    # --- policies of the epoch ---------------------------------------------------------------------------------
+
+    def draw_of(self, epoch: int) -> Draw:
+        """Choose the parameters of an epoch's rollouts; its noise window decides the stochastic steps."""
+        config = self.config
+        return Draw(
+            self.policy,
+            config.sampling.sampler(epoch, group_size=config.group_size, seed=config.seed, spec=self.objective),
+            self.cache,
+            seed=config.seed,
+            epoch=epoch,
+            batch=self.division.batch,
+            nodes=config.nodes_of_step,
+            as_trained=config.model.compile != "none" and self.objective.needs == "path",
+            by_panel=config.advantages.credit == "panel",
+        )
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""
@@ -378,8 +379,11 @@ class PolicyTrainer:
 
     # --- saving and stopping -----------------------------------------------------------------------------------
 
-    def save(self) -> Path:
+    def save(self, *, wait: bool = True) -> Path:
         """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
+
+        Args:
+            wait: whether it is on the disk at the return; else it is written on a thread while the run goes on.
 
         Returns:
             The checkpoint.
@@ -387,12 +391,6 @@ class PolicyTrainer:
         Raises:
             OSError: on all ranks, if the disk is full.
         """
-        target = self._begin_save()
-        self.checkpoints.finish()
-        return target
-
-    def _begin_save(self) -> Path:
-        """Copy the state, and write it on a thread while the run goes on. All ranks call it."""
         state = {
             "epoch": self.epoch,
             "evaluated": self.evaluated,
@@ -401,7 +399,10 @@ class PolicyTrainer:
             "log_lines": self.logbook.count_lines(),
             "identities": self.identities,
         }
-        return self.checkpoints.save(state)
+        target = self.checkpoints.save(state)
+        if wait:
+            self.checkpoints.finish()
+        return target
 
     @contextmanager
     def _guard(self) -> Iterator[None]:

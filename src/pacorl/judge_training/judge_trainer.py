@@ -25,7 +25,6 @@ from transformers import __version__ as transformers_version
 from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes
-from pacorl.core.devices import available_device, check_card_used
 from pacorl.core.metric_names import SECONDS
 from pacorl.grpo.checkpoint import newest_whole
 from pacorl.io.documents import read_object, read_yaml, typed, write_json
@@ -86,13 +85,11 @@ class JudgeTrainer:
             resume: go on from the newest whole checkpoint in the run's folder, if there is one.
 
         Raises:
-            ValueError: transformers is too old, the folder holds a run already and `resume` is not set, or bfloat16
-                would train on the CPU beside a card.
+            ValueError: transformers is too old, or the folder holds a run already and `resume` is not set.
         """
         # Everything else runs with transformers 5.17.
         if not hasattr(modeling_utils, "slice_logits_to_keep"):
             raise ValueError(f"training a judge needs transformers 5.23, and this is {transformers_version}; update it")
-        check_card_used(config.model.dtype, torch.device(available_device()))
         self.config = config
         if not resume:
             check_no_run(config.out)

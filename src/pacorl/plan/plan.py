@@ -313,11 +313,7 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
                 encoders.add(reward.clip)
             elif ask and scored and isinstance(reward, UserReward) and not hasattr(reward.reward, "load"):
                 try:
-                    if smoke_test(name, reward, scored, size=Size(*size)):
-                        facts[f"warning_{name}"] = (
-                            "one score for two different images of noise; a reward that scores all images of a "
-                            "prompt alike teaches nothing"
-                        )
+                    smoke_test(name, reward, scored, size=Size(*size))
                 except RewardError as fault:
                     absences.append(MissingFile("rewards", name, str(fault)))
     return Data(prompts, len(shown), encoders, [*absences, *sources.absences_of(config, encoders)], facts)

@@ -41,8 +41,9 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.told and time.monotonic() - self._told_at > REPEATED_SIGNAL:
-            raise KeyboardInterrupt
+        now = time.monotonic()
         if not self.told:
             self.told = True
-            self._told_at = time.monotonic()
+            self._told_at = now
+        elif now - self._told_at > REPEATED_SIGNAL:
+            raise KeyboardInterrupt

@@ -48,7 +48,7 @@ def test_it_generates_by_its_name_alone(checkpoint: Path) -> None:
 
 def test_it_keeps_the_contract_with_texts_of_different_lengths(checkpoint: Path) -> None:
     policy = Generator.from_pretrained(str(checkpoint), kind=KIND, dtype="float32").policy
-    check_policy(policy, [Prompt(0, "a fox"), Prompt(1, "a blue fox that jumps over a brook")], (32, 48))
+    check_policy(policy, [Prompt(0, "a fox"), Prompt(1, "a blue fox that jumps over a brook")], Size(32, 48))
 
 
 def test_it_trains_with_a_ratio_of_exactly_1(checkpoint: Path, tmp_path: Path) -> None:
