@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial, wraps
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
-from pacorl.config.user_files import NO_USER_FILES, code_digest, file_digests
+from pacorl.config.user_files import NO_USER_FILES, file_digests
 from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.rewards import reward_spec
@@ -94,19 +93,6 @@ def test_a_process_without_user_files_executes_none_in_any_thread(
     with pytest.raises(RewardError, match="is code"):
         reward_spec(f"{mine}:reinforce")
     assert not (tmp_path / "executed").exists()
-
-
-def test_code_is_compared_by_its_source_and_without_one_by_its_name() -> None:
-    def plus(value: float) -> float:
-        return value + 1
-
-    assert code_digest(PurePath()) == code_digest(PurePath("a")) != code_digest(plus)
-    assert code_digest(partial(plus, 2)) == code_digest(plus)
-    assert code_digest(wraps(plus)(lambda value: value)) == code_digest(plus)
-    assert code_digest(max) != code_digest(min)
-    # One statement, whose other arguments are no part of the function.
-    one, again = {"f": lambda value: value + 1, "epochs": 1}, {"f": lambda value: value + 1, "epochs": 2}
-    assert code_digest(one["f"]) == code_digest(again["f"])
 
 
 def test_every_file_that_a_config_names_is_hashed(tmp_path: Path) -> None:

@@ -87,12 +87,11 @@ def test_an_item_that_was_trained_on_is_found_in_another_spelling(tmp_path: Path
     assert trained_on(texts, tmp_path) == {"fox": "a RED fox  jumping", "panel": "it LANDS"}
 
 
-@pytest.mark.parametrize("deliberate", [True, False])
-def test_a_leak_is_refused_unless_the_training_prompts_are_evaluated_on_purpose(deliberate: bool) -> None:
-    train, bench = prompts("a fox", "a boat"), [Prompt(0, "A boat", origin="data/bench.jsonl:1")]
+def test_a_leak_is_refused_unless_the_training_prompts_are_evaluated_on_purpose() -> None:
+    train, shown = prompts("a fox", "a boat"), [Prompt(0, "A boat", origin="data/bench.jsonl:1")]
     with pytest.raises(ValueError, match=r"1 of 2 training prompts.*Training prompt 1 is data/bench\.jsonl:1: "):
-        check_leaks(train, [], benchmarks=bench, deliberate=deliberate)
-    assert check_leaks(train, prompts("a hat"), benchmarks=[], deliberate=False) == ""
-    assert "2 of 2 training prompts" in check_leaks(train, train, benchmarks=[], deliberate=True)
+        check_leaks(train, shown, deliberate=False)
+    assert check_leaks(train, prompts("a hat"), deliberate=False) == ""
+    assert "2 of 2 training prompts" in check_leaks(train, train, deliberate=True)
     with pytest.raises(ValueError, match=r"2 of 2 training prompts .* set prompts\.evaluation to"):
-        check_leaks(train, train, benchmarks=[], deliberate=False)
+        check_leaks(train, train, deliberate=False)

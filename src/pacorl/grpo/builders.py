@@ -116,12 +116,7 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
     evaluation = load_prompts(config.prompts.evaluation, limit=limit, model=model)
     for prompt in [*train, *evaluation]:
         check_images(config.generator.policy, prompt, f"model.kind {config.model.kind}")
-    leaks = check_leaks(
-        train,
-        evaluation,
-        benchmarks=[prompt for name in config.prompts.benchmarks for prompt in load_prompts(name)],
-        deliberate=config.prompts.evaluation == config.prompts.train,
-    )
+    leaks = check_leaks(train, evaluation, deliberate=config.prompts.evaluation == config.prompts.train)
     return train, evaluation, leaks
 
 

@@ -127,7 +127,7 @@ def sample_and_score(
     batches = forward_batches(trainer.policy, [prompt for prompt, _ in jobs], size=size, batch=most)
     numbered = runtime.shard(batches)
     own_jobs = [jobs[row] for _, batch in numbered for row in batch]
-    # A negative number marks padding for the forwards of other ranks: its results are dropped.
+    # A negative number marks padding, so that all ranks have as many forwards: its results are dropped.
     rows = [row if number >= 0 else -1 for number, batch in numbered for row in batch]
 
     # 2. Sample.
@@ -144,8 +144,6 @@ def sample_and_score(
         batch=most,
         progress=count_batch,
     )
-    for _ in range(math.ceil(len(batches) / runtime.world) - len(numbered)):
-        runtime.check_stop()  # a collective: as often as the ranks with one more batch
 
     # 3. Score.
     def scored() -> dict[int, EvaluatedSample]:

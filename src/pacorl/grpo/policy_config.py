@@ -34,12 +34,10 @@ class PromptsConfig(Section):
     """A JSONL of T2IS records or of {theme, panels}, a text file of one prompt or sentence a line, or
     `tiny:train|dev|test`."""
     evaluation: str = "data/t2is/test.jsonl"
-    """Evaluation prompts, named like `train`."""
+    """Evaluation prompts, named like `train`. None of them may be trained on, unless `evaluation` names the training
+    prompts themselves."""
     evaluation_limit: Positive = 64
     """At most so many evaluation prompts, evenly spread over the file."""
-    benchmarks: tuple[str, ...] = ()
-    """Prompts that results will be reported on, named as `train` is: none of them may be trained on. Nor may one of the
-    evaluation, unless `evaluation` names the training prompts themselves."""
 
 
 class SamplingConfig(Section):

@@ -179,8 +179,7 @@ def absent_prompts(config: PolicyConfig) -> Iterator[MissingFile]:
     """List the absent prompts of a run; the tiny world's are built in."""
     data = config.prompts
     remedy = "`pacorl data t2is` for sets; for edits `pacorl data FOLDER` of GEdit-Bench; or name a file of your own"
-    files = [("train", data.train), ("evaluation", data.evaluation)]
-    for key, source in [*files, *(("benchmarks", name) for name in data.benchmarks)]:
+    for key, source in (("train", data.train), ("evaluation", data.evaluation)):
         if not source.startswith("tiny:") and not Path(source).exists():
             yield MissingFile(f"prompts.{key}", source, remedy)
 

@@ -54,20 +54,16 @@ def find_leaks(train: Sequence[Prompt], against: Iterable[Prompt]) -> list[tuple
     return leaks
 
 
-def check_leaks(
-    train: Sequence[Prompt], evaluation: Sequence[Prompt], *, benchmarks: Sequence[Prompt], deliberate: bool
-) -> str:
+def check_leaks(train: Sequence[Prompt], evaluation: Sequence[Prompt], *, deliberate: bool) -> str:
     """Return the report of the leaks between a run's prompts; empty if there are none.
 
     Args:
-        benchmarks: prompts of further benchmarks.
         deliberate: whether the evaluation's prompts are named as the training prompts themselves.
 
     Raises:
-        ValueError: with the report and the fix, if there are leaks into a benchmark, or into other evaluation prompts.
+        ValueError: with the report and the fix, if there are leaks into other evaluation prompts.
     """
-    forbidden = find_leaks(train, benchmarks if deliberate else [*evaluation, *benchmarks])
-    leaks = forbidden or find_leaks(train, evaluation)
+    leaks = find_leaks(train, evaluation)
     if not leaks:
         return ""
     prompt, other = leaks[0]
@@ -75,7 +71,7 @@ def check_leaks(
         f"{len(leaks)} of {len(train)} training prompts are measured on. Training prompt {prompt.id} is "
         f"{other.place}: {excerpt(prompt.text)}"
     )
-    if forbidden:
+    if not deliberate:
         raise ValueError(
             f"{report}. Split them with `pacorl data SOURCE --test N --out FOLDER`, or set prompts.evaluation to the "
             "training prompts, and nothing is held out"

@@ -121,13 +121,13 @@ class Runtime:
         return outcome
 
     def shard(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
-        """Select this rank's share of the batches with their numbers, in turn; the last round may be uneven.
+        """Select this rank's share of the batches with their numbers, in turn, as many on each rank.
 
-        If a forward needs every process, ranks without a batch in the last round repeat the first one, under the
-        number −1: its results are to be thrown away.
+        Ranks without a batch in the last round repeat the first one, under the number −1: its results are to be thrown
+        away.
         """
         numbered = list(enumerate(batches))[self.rank :: self.world]
-        if self.sharded and len(numbered) < math.ceil(len(batches) / self.world):
+        if len(numbered) < math.ceil(len(batches) / self.world):
             numbered.append((-1, batches[0]))
         return numbered
 
@@ -140,7 +140,7 @@ class Runtime:
         # One call for both: FSDP2 swaps the optimizer's parameters for its shards.
         model, stepper = self.accelerator.prepare(transformer, optimizer)
         if isinstance(model, DistributedDataParallel):
-            # Training changes no buffers, and evaluation's last round may be uneven: no collective in a forward.
+            # Training changes no buffers: no collective in a forward.
             model.forward_sync_buffers = False
         return model, stepper
 
