@@ -15,7 +15,7 @@ from PIL import Image
 from tiny_sets import draw_grid, panels_of_prompt
 
 from pacorl.core.grid import join
-from pacorl.grpo.monitor import SAME_DISTANCE, SIDE, HackingMonitor, Kind, PanelStatistics, panel_statistics, signs_of
+from pacorl.grpo.monitor import SAME_DISTANCE, SIDE, HackingMonitor, PanelStatistics, panel_statistics, signs_of
 from pacorl.tiny import world
 from pacorl.tiny.world import VALUES, all_panels, draw
 from pacorl.types import Grid, Prompt
@@ -94,27 +94,28 @@ def test_diversity_is_the_root_mean_squared_distance_of_pairs() -> None:
 # --- over time -------------------------------------------------------------------------------------------------
 
 
-def alarms(kind: Kind, sign: str, values: Sequence[float], *, monitor: HackingMonitor | None = None) -> list[bool]:
+def alarms(sign: str, values: Sequence[float], *, monitor: HackingMonitor | None = None) -> list[bool]:
     """Whether each value of a sign raises an alarm, with 24 prompts an epoch."""
     monitor = monitor or HackingMonitor(prompts=24)
-    return [bool(monitor.update(kind, {sign: value})) for value in values]
+    return [bool(monitor.update({sign: value})) for value in values]
 
 
 def test_a_rise_of_three_epochs_mean_beyond_the_limit_is_an_alarm() -> None:
     rising = [0.0, 0.0, 0.0, 0.3, 0.3, 0.3]
-    assert alarms("epoch", "monitor/duplicates", rising) == [False] * 5 + [True]
+    assert alarms("monitor/duplicates", rising) == [False] * 5 + [True]
     monitor = HackingMonitor(prompts=24)
-    (alarm,) = [alarm for value in rising for alarm in monitor.update("epoch", {"monitor/duplicates": value})]
+    (alarm,) = [alarm for value in rising for alarm in monitor.update({"monitor/duplicates": value})]
     assert (alarm.sign, alarm.reference, alarm.now) == ("duplicates", 0.0, pytest.approx(0.3))
     assert "duplicates went from 0.000 to 0.300" in str(alarm)
     # From the start, and not from the lowest: means of .2, .13, .07, .1, .2, .3
-    assert alarms("epoch", "monitor/duplicates", [0.2, 0.2, 0.2, 0.0, 0.0, 0.3, 0.3, 0.3]) == [False] * 8
+    assert alarms("monitor/duplicates", [0.2, 0.2, 0.2, 0.0, 0.0, 0.3, 0.3, 0.3]) == [False] * 8
 
 
 def test_a_fall_is_a_share_of_the_best() -> None:
-    assert alarms("evaluation", "monitor/diversity", [0.5, 0.31, 0.29]) == [False, False, True]
-    assert alarms("evaluation", "held_out/clip", [0.3, 0.5, 0.43, 0.42, 0.45]) == [False, False, False, True, False]
-    assert HackingMonitor(prompts=24).update("evaluation", {"held_out/gemma": None}) == []
+    assert alarms("monitor/diversity", [0.5] * 3 + [0.31] * 3) == [False] * 6
+    assert alarms("monitor/diversity", [0.5] * 3 + [0.29] * 3) == [False] * 5 + [True]
+    assert alarms("held_out/clip", [0.3, 0.5, 0.43, 0.42, 0.45]) == [False, False, False, True, False]
+    assert HackingMonitor(prompts=24).update({"held_out/gemma": None}) == []
 
 
 @pytest.mark.parametrize("prompts", [42, 8, 6, 4])
@@ -123,19 +124,12 @@ def test_the_draws_of_few_prompts_raise_no_alarm(prompts: int) -> None:
     rng = np.random.default_rng(0)
     drawn = (0.284 + 0.048 * math.sqrt(4 / prompts) * rng.normal(size=300)).tolist()
     monitor = HackingMonitor(prompts=prompts)
-    assert not any(alarms("epoch", "monitor/diversity", drawn, monitor=monitor))
+    assert not any(alarms("monitor/diversity", drawn, monitor=monitor))
     # One image for every prompt is still an alarm.
-    assert any(alarms("epoch", "monitor/diversity", [0.05] * 6, monitor=monitor))
+    assert any(alarms("monitor/diversity", [0.05] * 6, monitor=monitor))
     # By three epochs of four prompts there would be alarms.
     if prompts == 4:
-        assert any(alarms("epoch", "monitor/diversity", drawn))
-
-
-def test_training_and_evaluation_have_starts_of_their_own() -> None:
-    monitor = HackingMonitor(prompts=24)
-    assert alarms("evaluation", "monitor/duplicates", [0.0], monitor=monitor) == [False]
-    assert alarms("epoch", "monitor/duplicates", [0.3, 0.35, 0.3, 0.35], monitor=monitor) == [False] * 4
-    assert alarms("evaluation", "monitor/duplicates", [0.35], monitor=monitor) == [True]
+        assert any(alarms("monitor/diversity", drawn))
 
 
 @pytest.mark.parametrize(("start", "raised"), [(0.3, True), (0.0, False)])
@@ -144,5 +138,5 @@ def test_sets_that_become_alike_are_an_alarm_unless_the_text_names_what_they_sha
     monitor = HackingMonitor(prompts=24)
     kappas = [start] * 3 + [0.3 - start] * 3
     lines = [{"monitor/across": 0.2 + 0.3 * (n > 2), "monitor/kappa": kappa} for n, kappa in enumerate(kappas)]
-    raising = [bool(monitor.update("epoch", line)) for line in lines]
+    raising = [bool(monitor.update(line)) for line in lines]
     assert raising[-1] is raised

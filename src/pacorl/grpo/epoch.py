@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import ALARM, SHOWN_EVERY
-from pacorl.grpo.monitor import PanelStatistics, measure_agreement, panel_statistics
+from pacorl.grpo.monitor import PanelStatistics, measure_agreement, panel_statistics, signs_of
 from pacorl.grpo.rollout import Draw, draw_samples
 from pacorl.grpo.rows import assign_rows, epoch_rows
 from pacorl.grpo.scoring import check_scores, collect_scores, columns_of, reward_table
@@ -102,11 +102,11 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
     metrics |= learn(trainer, draw, samples, epoch_advantages)
 
     # 5. Record: signs of reward hacking, seconds, the log and at times an image.
-    metrics |= trainer.progress.lap()
+    metrics |= signs_of([*chain.from_iterable(runtime.gather(statistics))]) | trainer.progress.lap()
     trainer.epoch += 1
     if trainer.epoch % SHOWN_EVERY == 0 or trainer.epoch == 1:
         trainer.logbook.image(f"epoch-{trainer.epoch:06d}", samples[0].rollouts[0].images[0])
-    return trainer.record("epoch", metrics, [*chain.from_iterable(runtime.gather(statistics))])
+    return trainer.record("epoch", metrics)
 
 
 def learn(

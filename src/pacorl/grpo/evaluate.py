@@ -17,7 +17,6 @@ from pacorl.core.metric_names import ALARM
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.set_scores import whole_mean
-from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.rows import forward_batches
 from pacorl.grpo.scoring import check_scores
@@ -49,7 +48,6 @@ class EvaluatedSample:
     """Scores by the training rewards, and by the held-out rewards as `held_out/NAME`."""
     p_yes: Sequence[Sequence[float | None]] = ()
     """P(Yes) of each pair of panels, symmetric; empty without a judge."""
-    statistics: PanelStatistics | None = None
 
     def record(self, image: str, rewards: Sequence[RewardConfig]) -> dict[str, Any]:
         """Return its line in samples/evaluation-….jsonl."""
@@ -106,7 +104,7 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
     # 3. Record.
     trainer.score = weighted_reward(config.rewards, metrics)
     trainer.evaluated = trainer.epoch
-    return trainer.record("evaluation", metrics, [s.statistics for s in samples if s.statistics])
+    return trainer.record("evaluation", metrics)
 
 
 @torch.no_grad()
@@ -176,12 +174,12 @@ def score_images(trainer: PolicyTrainer, jobs: Sequence[Job], images: Sequence[I
         else:
             columns[name] = ask(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
 
-    # 3. Records with the matrix of pairs and the monitor's statistics.
+    # 3. Records with the matrix of pairs.
     samples = []
     for at, ((prompt, index), image, verdicts) in enumerate(zip(jobs, images, answers, strict=True)):
         scores = {name: column[at] for name, column in columns.items()}
         matrix = matrix_of(verdicts, prompt.grid.count) if asking else ()
-        samples.append(EvaluatedSample(prompt, index, image, scores, matrix, panel_statistics(prompt, image)))
+        samples.append(EvaluatedSample(prompt, index, image, scores, matrix))
     return samples
 
 

@@ -1,8 +1,8 @@
 """Monitor of reward hacking: signs of the images, compared with the start of the run.
 
-Equal panels, or one image for every prompt, can win a reward, while its curve rises. So each epoch's and each
-evaluation's images are measured without a model, the judge compares sets of an epoch, held-out rewards (`held_out/…`)
-are evaluated, and a sign beyond its limit warns or stops the run.
+Equal panels, or one image for every prompt, can win a reward, while its curve rises. So each epoch's images are
+measured without a model, the judge compares sets of an epoch, held-out rewards (`held_out/…`) are evaluated, and a sign
+beyond its limit warns or stops the run.
 
     duplicates      share of a grid image's pairs of panels that are nearly the same, blank panels included
     diversity       root mean squared distance, over pairs of prompts, of their mean images
@@ -20,7 +20,7 @@ from functools import partial
 from itertools import product
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -35,8 +35,6 @@ from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from pacorl.grpo.trainer import PolicyTrainer
-
-Kind = Literal["epoch", "evaluation"]
 
 SIDE = 32
 """Size at which panels are compared, whatever theirs: noise and compression differ there little."""
@@ -201,38 +199,38 @@ class HackingMonitor:
     """Remembers every sign from the start of a run, and raises alarms.
 
     Signs that should not rise are compared with their start, signs that should not fall with their best, so that losing
-    an earlier gain counts. Training samples and evaluations have references of their own, since their sizes and noise
-    differ.
+    an earlier gain counts.
     """
 
     def __init__(self, *, prompts: int) -> None:
         """Begin with the number of `prompts` of an epoch."""
         compares_prompts = max(EPOCHS, math.ceil(DIVERSITY_PROMPTS / prompts))
         self._epochs = {"diversity": compares_prompts, "across": compares_prompts}
-        """Sign → epochs that it is averaged over, if not EPOCHS. An evaluation always has the same prompts."""
-        self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
+        """Sign of training images → epochs that it is averaged over, if not EPOCHS."""
+        self._history: dict[str, list[float]] = defaultdict(list)
 
-    def update(self, kind: Kind, values: Mapping[str, Any]) -> list[Alarm]:
+    def update(self, values: Mapping[str, Any]) -> list[Alarm]:
         """Add a line of the log (`monitor/…` and `held_out/…`), and return its alarms."""
         alarms = []
         for name, value in values.items():
             if value is not None and name.startswith((HELD_OUT, MONITOR)):
                 sign = name.removeprefix(MONITOR)
-                self._history[kind, sign].append(value)
-                alarm = self._alarm(kind, sign)
+                self._history[sign].append(value)
+                alarm = self._alarm(sign)
                 if alarm:
                     alarms.append(alarm)
         return alarms
 
-    def _alarm(self, kind: Kind, sign: str) -> Alarm | None:
+    def _alarm(self, sign: str) -> Alarm | None:
         """Compare the newest value of a sign, an average in training, with the earlier ones."""
         is_held_out = sign.startswith(HELD_OUT)
         limit = LIMITS.get("held_out" if is_held_out else sign)
-        history = self._history[kind, sign]
-        average = self._epochs.get(sign, EPOCHS) if kind == "epoch" else 1
+        history = self._history[sign]
+        # Every evaluation has the same prompts.
+        average = 1 if is_held_out else self._epochs.get(sign, EPOCHS)
         if limit is None or len(history) <= average:
             return None
-        if sign == "across" and fmean(self._history[kind, "kappa"][:average]) < SHARED:
+        if sign == "across" and fmean(self._history["kappa"][:average]) < SHARED:
             return None
 
         # Moving averages over the history, the newest last.

@@ -24,7 +24,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.epoch import run_epoch
 from pacorl.grpo.evaluate import evaluate
 from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
-from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics, signs_of
+from pacorl.grpo.monitor import Alarm, HackingMonitor
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import divide
@@ -241,7 +241,7 @@ class PolicyTrainer:
             # Replay the log: the monitor compares with values from the start of the run.
             log = config.out / "metrics.jsonl"
             for line in self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []):
-                self.monitor.update(line["kind"], line)
+                self.monitor.update(line)
         self.progress = Progress(epochs=config.epochs)
         self.checkpoints = checkpoint.CheckpointWriter(self.lora, config, progress=self.progress)
         """Writer of checkpoints, on a thread."""
@@ -355,12 +355,10 @@ class PolicyTrainer:
 
     # --- records -----------------------------------------------------------------------------------------------
 
-    def record(
-        self, kind: Kind, metrics: Mapping[str, float], statistics: Sequence[PanelStatistics]
-    ) -> dict[str, float]:
-        """Write a line of the log with the monitor's signs, hand it to the listeners, and return its metrics."""
-        metrics = {**metrics, **signs_of(statistics)}
-        alarms = self.monitor.update(kind, metrics)
+    def record(self, kind: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Write a line of the log with the monitor's alarms, hand it to the listeners, and return its metrics."""
+        metrics = dict(metrics)
+        alarms = self.monitor.update(metrics)
         if self.config.monitor != "off":
             # They wait until the epoch is evaluated and saved.
             self.alarms += alarms
