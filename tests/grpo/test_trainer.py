@@ -106,13 +106,16 @@ def test_a_wrong_function_is_named_in_one_line(tmp_path: Path, function: Any, fa
     assert "\n" not in str(refused.value)
 
 
-def test_a_function_joins_the_rewards_of_the_config_and_may_be_weighted_there(tmp_path: Path) -> None:
-    config = toy_config(tmp_path / "run", "rewards=[{name: twice, weight: 3.0, label: double}]", "epochs=1")
+def test_functions_have_the_weights_of_the_config_which_names_each(tmp_path: Path) -> None:
+    named = "rewards=[{name: twice, weight: 3.0, label: double}, {name: once}, {name: alike}]"
+    config = toy_config(tmp_path / "run", named, "epochs=1")
     rewards = {
         "twice": lambda prompts, images: [2.0 * image.getpixel((0, 0))[0] for image in images],
         "once": lambda prompts, images: [image.getpixel((0, 0))[0] for image in images],
         "alike": alike,
     }
+    with pytest.raises(ValueError, match="the function 'other' is no reward of the config"):
+        PolicyTrainer(config, rewards={**rewards, "other": alike})
     trainer = PolicyTrainer(config, rewards=rewards)
     assert [(one.key, one.weight) for one in trainer.config.rewards] == [("double", 3.0), ("once", 1.0), ("alike", 1.0)]
     (line,) = metrics(trainer.train().folder, "epoch")

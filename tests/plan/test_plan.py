@@ -183,10 +183,10 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     assert not Path("run").exists()
 
     # Rewards of a file are tried, and no setting is advised that the config has.
-    Path("mine.py").write_text("def none(prompts, images):\n    return [None for image in images]\n")
+    Path("mine.py").write_text("def none(prompts, images):\n    return [0.5]\n")
     changes = ["rewards=[{name: 'mine.py:none'}]", "evaluation.rewards=[]", "judge=none", "memory=low"]
     plan = plan_training(load(PolicyConfig, recipe(), [*changes, "prompts_per_epoch=5", "group_size=3"]), card=1)
-    assert "'none' has no score" in plan.absences[0].remedy
+    assert "returned 1 scores for 2 images" in plan.absences[0].remedy
     assert "absent or broken: rewards" in plan.verdict
     assert "prompts_per_epoch is 6" in plan.facts["rounded"]
     assert "try model.gradient_checkpointing: true, or memory: lowest, or a smaller batch" in plan.verdict

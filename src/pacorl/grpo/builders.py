@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pacorl.config.base import ConfigError
-from pacorl.config.reward_section import RewardConfig
 from pacorl.core.metric_names import HELD_OUT
 from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
 from pacorl.grpo.lora_config import LoraConfig
@@ -28,21 +27,24 @@ from pacorl.types import Prompt, Size
 
 
 def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:
-    """Check the config as far as possible without weights; add the functions to its rewards, drop unused judges.
+    """Check the config as far as possible without weights, and drop unused judges.
+
+    Args:
+        functions: rewards that are Python functions, by their names in the config.
 
     Raises:
         ValueError: if the checkpoint is distilled, or a reward or its arguments are wrong.
     """
     config.generator.check_trainable(config.model.checkpoint)
-    # A reward of the config with a function's name sets its weight and label.
-    built_in = [reward for reward in config.rewards if reward.name not in functions]
-    weighted = {reward.name: reward for reward in config.rewards if reward.name in functions}
+    for name in functions:
+        if all(reward.name != name for reward in config.rewards):
+            raise ConfigError(f"the function {name!r} is no reward of the config; add it as rewards=[{{name: {name}}}]")
+    built_in = tuple(reward for reward in config.rewards if reward.name not in functions)
     check_rewards(built_in)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
     # Functions cannot use the run's judge, so they do not keep it.
-    config = without_idle_judges(config.model_copy(update={"rewards": tuple(built_in)}))
-    added = tuple(weighted.get(name, RewardConfig(name=name)) for name in functions)
-    return config.model_copy(update={"rewards": (*built_in, *added)})
+    used = without_idle_judges(config.model_copy(update={"rewards": built_in}))
+    return used.model_copy(update={"rewards": config.rewards})
 
 
 def without_idle_judges(config: PolicyConfig) -> PolicyConfig:

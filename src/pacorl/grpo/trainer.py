@@ -83,8 +83,7 @@ class PolicyTrainer:
         """Load and check everything that the run needs, cheap checks first.
 
         Args:
-            rewards: functions of prompts and images, by name. A reward of the config with that name sets the weight;
-                without one the function joins the config's rewards.
+            rewards: functions of prompts and images, by their names among the config's rewards.
             listeners: functions that are called with each line of the log.
             extra_metrics: additional metrics of each evaluation's images.
             resume: whether to continue from the newest checkpoint, if there is one.
@@ -96,9 +95,9 @@ class PolicyTrainer:
         """Rewards that are Python functions, by name."""
         self.listeners = list(listeners)
         self.extra_metrics = extra_metrics
-        # The given config is not kept: its judges may be idle, and it lacks the functions.
+        # The given config is not kept: its judges may be idle.
         self.config = builders.checked_config(config, self.functions)
-        """The config with the reward functions added and unused judges removed."""
+        """The config without unused judges."""
 
         # Progress, which a checkpoint restores.
         self.epoch = 0
