@@ -59,10 +59,10 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     found = summarize(tmp_path)
 
     # Of 6 pairs 3 hold the odd panel, which shares 3 of 4 looks.
-    before = {"consistency": 0.25, "attribute_agreement": 1 - 0.5 * 3 / 6 / 4, "all_equal_pairs": 0.75}
+    before = {"p_yes": 0.25, "attribute_agreement": 1 - 0.5 * 3 / 6 / 4, "all_equal_pairs": 0.75}
     before |= {"prompt_match": 1.0, "valid": 1.0}
     for name, value in before.items():
-        after = 0.75 if name == "consistency" else 1.0
+        after = 0.75 if name == "p_yes" else 1.0
         means = [found[side][name]["mean"] for side in ("before", "after", "difference")]
         assert means == pytest.approx([value, after, after - value], abs=1e-4)
     # The same prompts on both sides; of six prompts, Student's t.
@@ -70,7 +70,7 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     low, high = stats.t.interval(0.95, PROMPTS - 1, np.mean(gains), stats.sem(gains))
     interval = found["difference"]["attribute_agreement"]
     assert [interval["low"], interval["high"], interval["groups"]] == pytest.approx([low, high, PROMPTS], abs=1e-4)
-    assert found["difference"]["consistency"]["low"] is None, "all prompts differ alike"
+    assert found["difference"]["p_yes"]["low"] is None, "all prompts differ alike"
     assert found["difference"]["diversity"]["mean"] == 0, "majorities are the same"
     # A hat of its own takes from its set's agreement, and from that with other sets by chance.
     assert found["before"]["kappa/hat"]["mean"] < found["after"]["kappa/hat"]["mean"] == 1

@@ -38,10 +38,10 @@ def finished_run(folder: Path) -> Path:
     """A small finished run."""
     write_metrics(
         folder,
-        {"kind": "evaluation", "epoch": 0, "consistency": 0.3},
+        {"kind": "evaluation", "epoch": 0, "p_yes": 0.3},
         {"kind": "epoch", "epoch": 0, "step": 0, "reward/fit/mean": 0.3, "reward/fit/std": 0.1, "loss": 0.5, "odd": 1},
         {"kind": "epoch", "epoch": 1, "step": 2, "reward/fit/mean": 0.4, "reward/fit/std": 0.1, "loss": 0.4, "odd": 2},
-        {"kind": "evaluation", "epoch": 2, "consistency": 0.7},
+        {"kind": "evaluation", "epoch": 2, "p_yes": 0.7},
     )
     write_evaluation(folder, 0, {1: 0.25, 2: 0.5, 3: 0.75})
     write_evaluation(folder, 2, {1: 0.875, 2: 0.5, 4: 0.75})
@@ -51,9 +51,9 @@ def finished_run(folder: Path) -> Path:
     summary = {
         "title": f"Foxes {EVIL}",
         "judge": {"pair_accuracy": 0.98},
-        "before": {"consistency": interval},
-        "after": {"consistency": interval | {"mean": 0.75, "high": 0.875}},
-        "difference": {"consistency": interval},
+        "before": {"p_yes": interval},
+        "after": {"p_yes": interval | {"mean": 0.75, "high": 0.875}},
+        "difference": {"p_yes": interval},
         "seconds": {"training": 90.0, "evaluation": 30},
         "seed": 42,
         "verdict": ["It got better.", EVIL, "See below."],

@@ -25,7 +25,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
         tmp_path / "two",
         {"kind": "epoch", "epoch": 0, "loss": 0.9},
         {"kind": "epoch", "epoch": 1, "loss": 0.3},
-        {"kind": "evaluation", "epoch": 2, "consistency": 0.5},
+        {"kind": "evaluation", "epoch": 2, "p_yes": 0.5},
     )
     write_evaluation(second, 2, {1: 0.375, 2: 0.75, 9: 0.5})
     (second / "config.yaml").write_text("title: other\nlr: 0.002\nadapter: {rank: 4}\nout: elsewhere\n")

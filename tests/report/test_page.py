@@ -145,12 +145,12 @@ def test_images_without_a_score_are_counted(tmp_path: Path) -> None:
     assert "no score" not in _page(run)
     path = run / "samples" / "evaluation-000002.jsonl"
     path.write_text(path.read_text().replace('"fit": 0.5', '"fit": NaN', 1).replace("NaN", "null"))
-    assert {row.name: row.unscored for row in rows_of(read_run(run))} == {"consistency": 0, "fit": 1}
+    assert {row.name: row.unscored for row in rows_of(read_run(run))} == {"p_yes": 0, "fit": 1}
     assert "<small>n = 2</small><small>1 image has no score</small>" in _page(run)
 
 
 def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
-    """A log's `consistency` is the reward, a summary's the judge's P(Yes)."""
+    """A log's `consistency` is the reward, its `p_yes` the judge's P(Yes)."""
     records = [{"kind": "evaluation", "epoch": e, "consistency": 0.9, "p_yes": 0.25, "loss": 7} for e in (0, 1)]
     epoch = {"kind": "epoch", "epoch": 0, "reward/consistency/mean": 0.8}
     run = write_metrics(tmp_path / "run", *records, epoch)
@@ -161,7 +161,7 @@ def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
     assert drawn["Held-out loss"] == ["Loss"]
     assert drawn["Reward of training samples"] == ["Consistency, as rewarded"]
     measures = {result.name: result.after.mean for result in rows_of(read_run(run)) if result.after}
-    assert measures == {"consistency": 0.25, "consistency_reward": 0.9}
+    assert measures == {"p_yes": 0.25, "consistency": 0.9}
 
 
 @pytest.mark.parametrize("last", [{1: 0.35, 2: 0.5, 3: 0.15}, {1: 0.2, 2: 0.6}])

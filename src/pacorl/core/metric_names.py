@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any
 
 MONITOR = "monitor/"
 HELD_OUT = "held_out/"
@@ -12,8 +10,6 @@ ALARM = "alarm/"
 SECONDS = "seconds/"
 SHOWN_EVERY = 5
 """Epochs between training images in a run's folder, and between its pages."""
-
-SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
 
 ALIKE = "alike"
 """Sign of an epoch in which no reward tells the images of a prompt apart."""
@@ -25,23 +21,6 @@ SIGN_MEANINGS: Mapping[str, str] = {
 }
 NOT_FINITE = "not_finite/"
 """Sign of a reward's scores that are not finite, followed by the reward's name; the alarm's value is their number."""
-
-
-def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the metrics of a log line for a page.
-
-    A log has the judge's mean P(Yes) as `p_yes` and the reward as `consistency`; a summary has P(Yes) as `consistency`.
-    On a page each number has one name.
-    """
-    shown = {}
-    for key, value in record.items():
-        words = [SHOWN_NAMES.get(word, word) for word in key.split("/")]
-        shown["/".join(words)] = value
-    p_yes, reward = (shown.get(name) for name in ("consistency", "consistency_reward"))
-    # A damaged log may have anything under these names.
-    if isinstance(p_yes, int | float) and isinstance(reward, int | float) and math.isclose(p_yes, reward, rel_tol=1e-6):
-        del shown["consistency_reward"]
-    return shown
 
 
 def sign_meaning(sign: str) -> str:

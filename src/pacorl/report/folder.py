@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, shown_names, sign_meaning
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, sign_meaning
 from pacorl.io.documents import dump_yaml, read_log, read_object, read_text, read_yaml, typed
 from pacorl.io.files import inside
 from pacorl.models.policies import POLICIES
@@ -29,7 +29,8 @@ from pacorl.types import Grid, Matrix
 
 Record = dict[str, Any]
 
-CONSISTENCY = "consistency"
+CONSISTENCY = "p_yes"
+"""The judge's mean P(Yes) over the pairs of panels of a set; the log's `consistency` is the reward."""
 REWARD = "reward"
 SINGLE = Grid(1, 1)  # for edits, and for samples whose log names no grid
 
@@ -57,7 +58,7 @@ class Sample(BaseModel):
         measures = numbers(self.scores or {})
         judged = [value for value in chain(*(self.p_yes or ())) if value is not None]
         if judged:
-            measures = shown_names({"p_yes": fmean(judged)} | measures)
+            measures = {CONSISTENCY: fmean(judged)} | measures
         return measures
 
     def value(self, measure: str) -> float | None:
@@ -161,10 +162,7 @@ def read_run(run: Path) -> RunFolder:
     if not metrics.is_file():
         raise ValueError(f"{run} has no metrics.jsonl, so it is not a run's folder; name the folder that a run wrote")
 
-    # A log has other names for the judge's answers than a page.
     records = read_log(metrics, _metrics_line)
-    if any("p_yes" in record for record in records):
-        records = [shown_names(record) for record in records]
     evaluations = [record for record in records if record.get("kind") == "evaluation"]
 
     # Images of every evaluation, by number: an epoch beyond the padding of its file's name would come too early.
