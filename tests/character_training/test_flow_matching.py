@@ -116,7 +116,6 @@ def test_the_lowest_held_out_loss_is_the_best_and_has_the_highest_score(
     scores: list[float | None] = []
     saved = SimpleNamespace(save=lambda state: scores.append(state["score"]), finish=lambda: None)
     monkeypatch.setattr(trainer, "checkpoints", saved, raising=False)
-    monkeypatch.setattr(trainer, "logbook", SimpleNamespace(count_lines=lambda: 0), raising=False)
     monkeypatch.setattr(trainer, "identities", {}, raising=False)
     monkeypatch.setattr(trainer, "held_out_losses", {1: 0.5, 2: 0.25, 3: 0.5, 4: 0.25})
     for step in (1, 2, 9):

@@ -53,7 +53,7 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "bad_steps": 0, "log_lines": 2, "identities": {}}
+STATE = {"epoch": 1, "seed": 42, "bad_steps": 0, "identities": {}}
 
 
 def saved(config: PolicyConfig, step: int, score: float, **more: Any) -> None:

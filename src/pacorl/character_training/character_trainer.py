@@ -35,7 +35,7 @@ from pacorl.io.files import disk_errors, own_folder
 from pacorl.models.adapters import AdapterCopy, adapter_off
 from pacorl.models.lora import read_lora
 from pacorl.report.page import write_page
-from pacorl.runtime.logbook import Logbook, Progress, TrainResult
+from pacorl.runtime.logbook import Logbook, Progress, TrainResult, log_lines
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Prompt, Size
@@ -84,7 +84,7 @@ class CharacterTrainer:
                 f"train-character runs in one process, and the launcher started {self.runtime.world}; start it alone"
             )
 
-        # Progress, which a checkpoint restores.
+        # Progress, which a checkpoint and the log restore.
         self.evaluated = -1
         """Step of the newest evaluation; −1 before the first."""
         self.held_out_losses: dict[int, float] = {}
@@ -111,12 +111,12 @@ class CharacterTrainer:
             if start:
                 checkpoints.check_changes_since(start, self.config, identities=self.identities)
             self.build()
-            lines = 0
             if start:
-                state = checkpoints.restore(self.lora, start)
-                self.evaluated, self.losses, lines = state["evaluated"], state["losses"], state["log_lines"]
-                self.held_out_losses = {int(step): loss for step, loss in state["held_out_losses"].items()}
-            self.logbook = Logbook(self.config, lines=lines)
+                self.losses = checkpoints.restore(self.lora, start)["losses"]
+            self.logbook = Logbook(self.config, step=self.lora.step if start else -1, epoch=self.epoch)
+            for line in log_lines(out):
+                if line["kind"] == "evaluation":
+                    self._count_evaluation(line["step"], line.get(HELD_OUT_LOSS))
             self.progress = Progress(epochs=math.ceil(self.config.steps / self.config.evaluate_every), shown=True)
             self.checkpoints = checkpoints.CheckpointWriter(self.lora, self.config, progress=self.progress)
             try:
@@ -242,13 +242,17 @@ class CharacterTrainer:
             with self.lora.average.swapped_in() if step else adapter_off(self.lora.transformer):
                 self._draw_gallery()
         self.logbook.write("evaluation", epoch=epoch, step=step, values=metrics)
-        self.evaluated = step
+        # Before the save, whose checkpoint stores the score.
+        self._count_evaluation(step, metrics.get(HELD_OUT_LOSS))
         if step:
-            if metrics:
-                # Before the save, whose checkpoint stores the score.
-                self.held_out_losses[step] = metrics[HELD_OUT_LOSS]
             self.save()
         write_page(self.config.out)
+
+    def _count_evaluation(self, step: int, loss: float | None) -> None:
+        """Note the evaluation of a step, of this process or in the log."""
+        self.evaluated = step
+        if step and loss is not None:
+            self.held_out_losses[step] = loss
 
     @torch.no_grad()
     def measure_held_out(self) -> float:
@@ -291,12 +295,9 @@ class CharacterTrainer:
         loss = self.held_out_losses.get(self.lora.step)
         state = {
             "epoch": self.epoch,
-            "evaluated": self.evaluated,
-            "held_out_losses": self.held_out_losses,
             # A checkpoint without an evaluation of its own cannot be the best.
             "score": None if loss is None else -loss,
             "losses": self.losses,
-            "log_lines": self.logbook.count_lines(),
             "identities": self.identities,
         }
         self.checkpoints.save(state)

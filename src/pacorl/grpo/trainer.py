@@ -22,14 +22,14 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.epoch import run_epoch
-from pacorl.grpo.evaluate import evaluate
+from pacorl.grpo.evaluate import evaluate, weighted_reward
 from pacorl.grpo.lora_training import BadGradientsError, LoraTraining
 from pacorl.grpo.monitor import Alarm, HackingMonitor
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import divide
 from pacorl.grpo.scoring import Scorer, overlaps, samples_per_call
-from pacorl.io.documents import JsonObject, read_jsonl
+from pacorl.io.documents import JsonObject
 from pacorl.io.files import disk_errors, own_folder, write_atomic
 from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.io.quiet import quiet, quiet_loading
@@ -37,7 +37,7 @@ from pacorl.judge.judge import Judge, RemoteJudge, close_judge
 from pacorl.records.leaks import LEAKS
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import RewardFunction
-from pacorl.runtime.logbook import Logbook, Progress, TrainResult
+from pacorl.runtime.logbook import Logbook, Progress, TrainResult, log_lines
 from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.runtime.stopping import Interrupted
 from pacorl.runtime.turns import Turns
@@ -99,7 +99,7 @@ class PolicyTrainer:
         self.config = builders.checked_config(config, self.functions)
         """The config without unused judges."""
 
-        # Progress, which a checkpoint restores.
+        # Progress, which a checkpoint and the log restore.
         self.epoch = 0
         """Finished epochs."""
         self.evaluated = -1
@@ -228,19 +228,17 @@ class PolicyTrainer:
     def _build_records(self, start: Path | None) -> None:
         config = self.config
         is_main = self.runtime.is_main
-        lines = 0
         if start:
-            # The checkpoint decides the length of the log: later lines are written again.
-            state = checkpoint.restore(self.lora, start)
-            self.epoch, self.evaluated, self.score = state["epoch"], state["evaluated"], state["score"]
-            lines = state["log_lines"]
-        self.logbook = Logbook(config, lines=lines, main=is_main)
+            self.epoch = checkpoint.restore(self.lora, start)["epoch"]
+        # The checkpoint decides the length of the log: later lines are written again.
+        self.logbook = Logbook(config, step=self.lora.step if start else -1, epoch=self.epoch, main=is_main)
         self.monitor = HackingMonitor(prompts=self.division.prompts)
-        if start:
-            # Replay the log: the monitor compares with values from the start of the run.
-            log = config.out / "metrics.jsonl"
-            for line in self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []):
-                self.monitor.update(line)
+        # Replay the log: the monitor compares with values from the start of the run.
+        for line in self.runtime.on_main(lambda: log_lines(config.out)):
+            self.monitor.update(line)
+            if line["kind"] == "evaluation":
+                self.evaluated = line["epoch"]
+                self.score = weighted_reward(config.rewards, line)
         self.progress = Progress(epochs=config.epochs)
         self.checkpoints = checkpoint.CheckpointWriter(self.lora, config, progress=self.progress)
         """Writer of checkpoints, on a thread."""
@@ -390,10 +388,8 @@ class PolicyTrainer:
         """
         state = {
             "epoch": self.epoch,
-            "evaluated": self.evaluated,
             # Of these weights: None if the newest evaluation is older.
             "score": self.score if self.evaluated == self.epoch else None,
-            "log_lines": self.logbook.count_lines(),
             "identities": self.identities,
         }
         target = self.checkpoints.save(state)

@@ -46,7 +46,7 @@ class TrainResult:
     @classmethod
     def of(cls, folder: Path) -> TrainResult:
         """Read the result of a run's folder."""
-        history = read_jsonl(folder / LOG)
+        history = log_lines(folder)
         evaluations = [line for line in history if line["kind"] == "evaluation"]
         return cls(folder, evaluations[-1], evaluations[0], history)
 
@@ -56,15 +56,20 @@ class TrainResult:
         return self.folder / "adapter"
 
 
+def log_lines(folder: Path) -> list[JsonObject]:
+    """Read the lines of a run's metrics.jsonl; none if it has not begun."""
+    return read_jsonl(folder / LOG) if (folder / LOG).exists() else []
+
+
 class Logbook:
     """Writer of a run's records, on the main process only."""
 
-    def __init__(self, config: Any, *, lines: int | None = None, step: int = 0, main: bool = True) -> None:
+    def __init__(self, config: Any, *, step: int = -1, epoch: float = math.inf, main: bool = True) -> None:
         """Open the log of a run, new or resumed, start its trackers, and write its config.
 
         Args:
-            lines: number of lines that stay, by default the lines up to `step`: lines after the checkpoint are
-                written again.
+            step: of the checkpoint that a run goes on from: later lines are written again. By default no line stays.
+            epoch: of the checkpoint, which tells apart epochs that took no step.
             main: whether this is the main process; another one writes nothing.
         """
         self.folder: Path | None = config.out if main else None
@@ -84,28 +89,17 @@ class Logbook:
             self._trackers.append(LOGGER_TYPE_TO_CLASS[name](project, **options))
             self._trackers[-1].start()
 
-        # The log up to the checkpoint.
-        written = self._lines()
-        remaining = written[:lines]
-        if lines is None:
-            remaining = []
-            for line in written:
+        # The log up to the checkpoint. Not splitlines, which would cut at U+2028 within a reward's name.
+        log = self.folder / LOG
+        if log.exists():
+            kept = []
+            for line in read_text(log).split("\n"):
                 with suppress(ValueError):  # cut short by a crash
-                    if int(parse_object(line)["step"]) <= step:
-                        remaining.append(line)
-        if remaining != written:
-            write_atomic(self.folder / LOG, "".join(f"{line}\n" for line in remaining), mode=PRIVATE)
+                    record = parse_object(line)
+                    if record["step"] <= step and record["epoch"] <= epoch:
+                        kept.append(f"{line}\n")
+            write_atomic(log, "".join(kept), mode=PRIVATE)
         write_atomic(self.folder / "config.yaml", dump(config), mode=PRIVATE)
-
-    def count_lines(self) -> int:
-        """Count the lines of metrics.jsonl."""
-        return len(self._lines())
-
-    def _lines(self) -> list[str]:
-        if not (self.folder and (self.folder / LOG).exists()):
-            return []
-        # Not splitlines, which would cut at U+2028 within a reward's name.
-        return [line for line in read_text(self.folder / LOG).split("\n") if line]
 
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Append one line, and log its values to the trackers; values that are not finite become null."""
