@@ -114,22 +114,6 @@ def looks(question: Question) -> float:
     return 1.0
 
 
-def test_an_edit_counts_as_far_as_its_instruction_was_followed(
-    cast: tuple[Character, Character], tmp_path: Path
-) -> None:
-    flat(90, side=40).save(tmp_path / "source.png")
-    prompt = Prompt(0, "Put a boat there.", characters=cast[:1], sources=(tmp_path / "source.png",))
-    followed = questions.edit_followed(prompt.text)
-
-    def answer(question: Question) -> float:
-        if question.text == followed:
-            assert [image.size for image in question.images] == [(SIDE, SIDE)] * 2
-            return 0.25
-        return looks(question)
-
-    assert Reference(Asked(answer))([prompt], [flat(200)]) == [pytest.approx(0.25 * 0.8)]
-
-
 def test_a_list_of_separate_images_is_scored_like_their_grid_image(prompt: Prompt) -> None:
     """By every reward that asks about panels; images of several sizes need no grid image."""
     rewards: list[Reference | Consistency | PanelMatch] = [

@@ -22,13 +22,12 @@ from pacorl.rewards.consistency import JudgedReward
 from pacorl.rewards.reward import PanelReward, PanelScores, refuse
 from pacorl.types import Prompt, Question, Verdict
 
-About = Literal["present", "same", "copied", "followed"]
-"""The character is in the panel, it is the one of the reference, the pose and framing are the reference's, or the
-instruction was followed."""
+About = Literal["present", "same", "copied"]
+"""The character is in the panel, it is the one of the reference, or the pose and framing are the reference's."""
 
 
 PanelQuestion = tuple[int, str, About, int]
-"""Index of a panel, name of a character (empty for an instruction), subject, and index of the reference or source."""
+"""Index of a panel, name of a character, subject, and index of the reference."""
 
 
 class Reference(JudgedReward, PanelReward):
@@ -38,8 +37,7 @@ class Reference(JudgedReward, PanelReward):
     have none. P(present) is about the panel alone. P(same character) is the mean over the images of a character, and
     P(same pose and framing) the highest, since a pasted reference shows the same character.
 
-    An edit's score is multiplied by P(followed) of its instruction: keeping the character by changing nothing is no
-    merit.
+    An edit needs `edit_consistency` beside it: keeping the character by changing nothing is no merit.
     """
 
     name = "reference"
@@ -77,8 +75,7 @@ class Reference(JudgedReward, PanelReward):
                 same = fmean(answers[panel, character.name, "same"])
                 copied = max(answers[panel, character.name, "copied"])
                 scores.append(present * same * (1 - copied))
-            followed = fmean(answers.get((panel, "", "followed"), [1.0]))
-            score_of_panel[panel,] = fmean(scores) * followed if scores else None
+            score_of_panel[panel,] = fmean(scores) if scores else None
 
         shares = panel_shares(score_of_panel, prompt.grid.count) if score_of_panel else None
         return PanelScores(whole_mean(score_of_panel.values()), shares)
@@ -101,7 +98,4 @@ def _questions(
                     shrunk = opened(path).copy()
                     shrunk.thumbnail(panel.size, Resampling.LANCZOS)
                     questions[number, character.name, about, index] = Question((shrunk, panel), text)
-    for index, path in enumerate(prompt.sources):
-        source = opened(path).resize(panels[0].size, Resampling.LANCZOS)
-        questions[0, "", "followed", index] = Question((source, panels[0]), wordings.edit_followed(prompt.text))
     return questions
