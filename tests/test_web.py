@@ -106,19 +106,16 @@ def test_bodies_are_limited_and_none_is_read_of_whom_nobody_knows(client):
     assert client.post("/change", content=map(pytest.fail, ["read"])).status_code == 401
 
 
-def test_links_are_announced_when_the_server_answers():
+def test_a_signal_ends_a_server_in_order():
     events = []
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         events.append("ready")
+        os.kill(os.getpid(), signal.SIGINT)
         yield
         events.append("ended")
 
-    def announce() -> None:
-        events.append("announced")
-        os.kill(os.getpid(), signal.SIGINT)
-
     with listening("127.0.0.1", 0) as (listener, _):
-        run(FastAPI(lifespan=lifespan), listener, announce=announce)
-    assert events == ["ready", "announced", "ended"]
+        run(FastAPI(lifespan=lifespan), listener)
+    assert events == ["ready", "ended"]

@@ -179,24 +179,8 @@ def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
         yield listener, f"http://{f'[{host}]' if is_v6 else host}:{listener.getsockname()[1]}"
 
 
-class AnnouncedServer(uvicorn.Server):
-    """A server that calls `announce` once it answers."""
-
-    announce: Callable[[], None]
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.announce()
-
-
-def run(app: Any, listener: socket.socket, *, announce: Callable[[], None] = lambda: None) -> None:
-    """Serve until SIGINT or SIGTERM, and finish running answers within `GRACE_SECONDS`.
-
-    Args:
-        announce: Called once the server answers, to print its links.
-    """
+def run(app: Any, listener: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM, and finish running answers within `GRACE_SECONDS`."""
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS)
-    server = AnnouncedServer(config)
-    server.announce = announce
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
-        server.run(sockets=[listener])
+        uvicorn.Server(config).run(sockets=[listener])

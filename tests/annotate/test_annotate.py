@@ -202,8 +202,8 @@ def test_contradictions_and_misfits_are_settled_by_one_more(dataset):
     state = annotation.state("fay")
     assert state["adjudicates"]
     assert [opinion["name"] for opinion in state["task"]["opinions"]] == ["Person 1", "Person 2"]
-    shown = shown_order(ADMIN, annotation.log.instances[contrary])
-    assert shown == (2, 0, 1), "no order that is its own inverse, or slots and candidates could be exchanged"
+    shown = shown_order("fay", annotation.log.instances[contrary])
+    assert shown in ((1, 2, 0), (2, 0, 1)), "an order that is its own inverse hides an exchange"
     assert [[shown[slot] for (slot,) in one["order"]] for one in state["task"]["opinions"]] == [[0, 1, 2], [1, 2, 0]]
     rank_next(annotation, "fay")
     decisions = [answer for answer in final_answers(collect_answers(annotation.folder)) if answer.adjudicated]

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import pytest
@@ -36,11 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
     seen: CALLS = {}
     monkeypatch.setattr(server, "create_app", lambda name, judge, **options: seen.update(options, name=name))
 
-    def run_app(app: object, listener: socket, *, announce: Callable[[], None]) -> None:
-        seen.update(address=listener.getsockname())
-        announce()
-
-    monkeypatch.setattr(web, "run", run_app)
+    monkeypatch.setattr(web, "run", lambda app, listener: seen.update(address=listener.getsockname()))
 
     def run_vllm(command: list[str], **options: Any) -> None:
         seen.update(options, command=command)

@@ -82,7 +82,7 @@ def first_screen(page: Any) -> None:
 def page_in_studio(page: Any) -> None:
     first_screen(page)
     page.get_by_text("Why?").click()
-    playwright.expect(page.get_by_text("of the least sure panel")).to_be_visible(timeout=PATIENCE)
+    playwright.expect(page.get_by_text("The order of pages also counts")).to_be_visible(timeout=PATIENCE)
 
 
 def character_in_studio(page: Any) -> None:
@@ -96,7 +96,6 @@ def character_in_studio(page: Any) -> None:
 def models_in_studio(page: Any) -> None:
     page_in_studio(page)
     page.get_by_role("button", name="Drawn by").click()
-    page.get_by_text("Download black-forest-labs/FLUX.1-dev").click()
     playwright.expect(page.get_by_label("Access token").first).to_be_visible(timeout=PATIENCE)
 
 
@@ -167,7 +166,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         studio.folder.add_picture(name, draw(hero, 64), "waving, flag")
     recipe = Recipe(theme="a hero", prompt="a hero", layout="1x2").updated(panels=["waves", "jumps"])
     recipe = recipe.updated(score=0.5, tied=2, checked=["Odd one out: panel 2, 0.1000."], odd=1)
-    recipe = recipe.updated(matrix=((None, 0.1), (0.1, None)), characters=[name], likeness=0.5)
+    recipe = recipe.updated(matrix=((None, 0.1), (0.1, None)), characters=[name])
     picture = draw_grid([hero, hero], Grid(1, 2), 64)
     drawings = [(picture, recipe), (picture, recipe), (picture, Recipe(note="Panel 2: 0.5, accepted"))]
     page = studio.folder.add_page(drawings)

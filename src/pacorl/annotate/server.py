@@ -223,15 +223,11 @@ class Annotation:
                 return self.log.instances[name]
         raise RefusedError(f"there is no instance {key[:80]!r} for {person}", status=404)
 
-    def shown(self, person: str, instance: Instance) -> tuple[int, ...]:
-        """Return the candidates in a person's order; adjudicators share one."""
-        return shown_order(ADMIN if self.adjudicates(person) else person, instance)
-
     def image_of(self, person: str, key: str, number: int) -> Path:
         """Find an image of a question: the reference (0), or a candidate. Raises RefusedError if there is none."""
         instance = self.instance_of(person, key)
         images = [instance.reference]
-        for index in self.shown(person, instance):
+        for index in shown_order(person, instance):
             images.append(instance.candidates[index])
         if not 0 <= number < len(images):
             raise RefusedError(f"there is no image {number}", status=404)
@@ -254,7 +250,7 @@ class Annotation:
         return {"ranked": ranked, "skipped": len(done) - ranked, "total": len(done) + len(self.open_of(person))}
 
     def _task(self, person: str, instance: Instance) -> dict[str, Any]:
-        shown = self.shown(person, instance)
+        shown = shown_order(person, instance)
 
         def in_slots(order: Sequence[Sequence[int]]) -> list[list[int]]:
             return [[shown.index(candidate) for candidate in tier] for tier in order]
@@ -311,7 +307,7 @@ class Annotation:
         # A missing or repeated slot would become a wrong label.
         if not all(tiers) or sorted(chain(*tiers)) != list(range(count)):
             raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
-        shown = self.shown(person, instance)
+        shown = shown_order(person, instance)
         order = [[shown[slot] for slot in tier] for tier in tiers]
         self._change(Event(kind="rank", person=person, instance=instance.id, order=order, request=request))
 
@@ -446,10 +442,8 @@ def serve(
         annotation = Annotation(folder)
         annotation.start(*people, **options)
 
-        def announce_links() -> None:
-            for name in (ADMIN, *annotation.log.people):
-                announce(f"{name}\t{public_url.rstrip('/') or url}/join#{annotation.token(name)}")
-            following = f"pacorl dataset export {shlex.quote(str(folder))}"
-            announce(f"serving {folder} at {url}; when people are done: {following}")
-
-        run(make_app(annotation), listener, announce=announce_links)
+        for name in (ADMIN, *annotation.log.people):
+            announce(f"{name}\t{public_url.rstrip('/') or url}/join#{annotation.token(name)}")
+        following = f"pacorl dataset export {shlex.quote(str(folder))}"
+        announce(f"serving {folder} at {url}; when people are done: {following}")
+        run(make_app(annotation), listener)

@@ -60,7 +60,8 @@ def serve(
         quiet_loading()
         judge = LocalJudge.from_pretrained(source, **placement(source))
         app = create_app(name, judge, api_key=key or "", identity=identity_at(source))
-        run(app, listener, announce=lambda: echo_errors(f"serving {name} at {url}/v1"))
+        echo_errors(f"serving {name} at {url}/v1")
+        run(app, listener)
 
 
 # --- the studio ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ character, with the other panels. A set passes if no panel's score is below the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,15 +170,6 @@ class Check:
     def _panels_with(self, status: str) -> tuple[int, ...]:
         numbers = sorted(range(len(self.panels)), key=lambda number: self.panels[number].rank)
         return tuple(number for number in numbers if self.status(number) == status)
-
-    def with_lower(self, other: Check) -> Check:
-        """Add a check of the same panels by other comparisons: each panel has the lower of its two scores."""
-        panels = []
-        for pair in zip(self.panels, other.panels, strict=True):
-            panels.append(min(pair, key=lambda panel: panel.rank))
-        controls = (*self.controls, *other.controls)
-        questions = self.question_count + other.question_count
-        return replace(self, panels=tuple(panels), controls=controls, question_count=questions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.core.batches import in_batches
 from pacorl.core.questions import consistent, same_theme
-from pacorl.io.images import as_rgb, open_image
+from pacorl.io.images import as_rgb
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.pairwise import Pair, ask, symmetric_matrix
-from pacorl.types import Character, Matrix, Question
+from pacorl.types import Matrix, Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -185,13 +185,6 @@ def score_set(
 
 
 # --- for people ------------------------------------------------------------------------------------------------
-
-
-def least_likeness(judge: Judge, panels: Sequence[Image], character: Character) -> float | None:
-    """Return the lowest P(Yes) of a panel beside a character's first image, asked as in a check; None without one."""
-    images = [open_image(character.images[0]), *panels]
-    scores = score_set(judge, images, ranking=True, theme=character.text)
-    return None if scores.missing else scores.ranked[-1].p_yes
 
 
 def p_yes_text(p_yes: float | None) -> str:

@@ -2,7 +2,7 @@
 
 pages/TIME/1.png, 2.png …            drawings, best first, and behind them the tries of a repair; with recipes
 characters/NAME/card.yaml, TIME.png, TIME.txt …      as `records.characters` has them
-loras/MODEL/NAME/TIME                trainings, as `studio.teaching` has them
+loras/MODEL/NAME                     trainings, as `studio.teaching` has them
 trash/TIME/…                         removed files, under their former paths
 draft.json, key                      the form of the page, and the secret of its link
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import unicodedata
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -79,8 +78,6 @@ class Recipe(BaseModel):
     """Number of drawings that the judge does not tell apart from it, itself included."""
     matrix: Json[Matrix] = ()
     """Score of each pair of panels; empty for a single picture."""
-    likeness: Json[float | None] = None
-    """Lowest P(Yes) of a panel beside the character's first picture."""
     checked: Json[list[str]] = []
     """Sentences of the last check; empty before one."""
     odd: Json[int | None] = None
@@ -119,8 +116,6 @@ class Recipe(BaseModel):
         words = [self.note]
         if self.score is not None:
             words.append(f"{self.score:.2f} {'as asked' if self.sources else 'together'}")
-        if self.likeness is not None:
-            words.append(f"at least {self.likeness:.2f} like {plain(self.character)}")
         if self.tied > 1:
             words.append(f"a tie of {self.tied}")
         return ", ".join(filter(None, words)) or "not judged"
@@ -158,18 +153,10 @@ class Drawing:
     def panels(self) -> list[Image]:
         return split(open_image(self.path), self.recipe.grid)
 
-    def with_panel(self, index: int, image: Image) -> Image:
-        """Join it with another image of one panel."""
-        panels = self.panels
-        size = panels[0].size
-        panels[index] = image
-        return page_of(panels, self.recipe.grid, size)
-
-    def rewrite(self, **changes: object) -> Drawing:
+    def rewrite(self, **changes: object) -> None:
         """Write it again, with another recipe."""
-        changed = Drawing(self.path, self.recipe.updated(**changes))
-        write_atomic(self.path, png_bytes(open_image(self.path), changed.recipe.texts))
-        return changed
+        recipe = self.recipe.updated(**changes)
+        write_atomic(self.path, png_bytes(open_image(self.path), recipe.texts))
 
 
 class Folder:
@@ -197,10 +184,7 @@ class Folder:
         path = self.path / "draft.json"
         if not path.is_file():
             return Draft()
-        try:
-            return typed(read_object(path), Draft)
-        except ValueError:  # of another version: a form is no work that could be lost
-            return Draft()
+        return typed(read_object(path), Draft)
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -244,8 +228,7 @@ class Folder:
 
     def new_character(self, name: str, description: str) -> str:
         """Make a character's folder, and return its name: "banana king" → "banana_king"."""
-        # Typed letters are composed; of a Mac's file names they are not.
-        name = re.sub(r"\s+", "_", unicodedata.normalize("NFC", name.strip()))
+        name = re.sub(r"\s+", "_", name.strip())
         if not re.fullmatch(r"[\w-][\w.-]{0,79}", name):
             raise ValueError(f"{name[:99]!r} cannot name a character; use at most 80 letters, digits, '-', '_' and '.'")
         if self.character_folder(name).exists():
@@ -266,10 +249,8 @@ class Folder:
         return [(path, read_caption(path)[1]) for path in images_in(self.character_folder(name))]
 
     def add_picture(self, name: str, image: Image, caption: str = "") -> None:
-        """Add a picture behind a character's last one."""
-        folder = self.character_folder(name)
-        path = folder / f"{timestamp()}.png"
-        image = image.copy()
+        """Add a picture behind a character's last one, made smaller if it is large."""
+        path = self.character_folder(name) / f"{timestamp()}.png"
         image.thumbnail((SIDE, SIDE))
         self.caption(path, caption)  # first, so that no picture is seen without its caption
         write_atomic(path, png_bytes(image))

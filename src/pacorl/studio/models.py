@@ -22,13 +22,13 @@ PRACTICE_ONLY = (
 
 
 def offers() -> dict[str, str]:
-    """Map the practice model, the published generators and the judge to their abilities."""
+    """Map the practice model and the published generators to their abilities."""
     listed = {TINY: "draws and changes pictures"}
     for spec in POLICIES.values():
         does = " and ".join(["draws"] * spec.sets + ["changes pictures"] * spec.edits)
         licence = spec.licence[1] or spec.licence[0]
         listed[spec.published] = f"{does}: {spec.parameters / 5e8:.0f} GB and its text encoders, licence {licence}"
-    return {**listed, JUDGE: "judges: 17 GB, licence on its page"}
+    return listed
 
 
 def is_here(name: str) -> bool:

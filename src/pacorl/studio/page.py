@@ -13,14 +13,11 @@ from urllib.parse import quote
 from nicegui import events, ui
 from PIL.Image import Image
 
-from pacorl.character_training.pictures import LEAST
 from pacorl.io.images import open_image, recipe_of
 from pacorl.report.html import render
 from pacorl.studio.folder import Drawing, plain
 from pacorl.studio.models import JUDGE, PRACTICE_ONLY, is_here, offers, shown_name
-from pacorl.studio.teaching import newest_training
-from pacorl.studio.work import LEARNING, PRACTICE_STRENGTH, Studio
-from pacorl.tiny.words import EDITS
+from pacorl.studio.work import PRACTICE_STRENGTH, Studio
 from pacorl.types import TINY
 
 STYLE = Path(__file__).with_name("style.css")
@@ -56,7 +53,7 @@ class StudioPage:
         self.studio = studio
         self.folder = studio.folder
         self.draft = studio.draft
-        self.seen = studio.version  # all is drawn below
+        self.seen = (studio.version, studio.phase)  # all is drawn below
         self.why = False
         """Whether "Why?" is open, also after the page is drawn anew."""
         ui.add_css(STYLE)
@@ -78,7 +75,7 @@ class StudioPage:
                     self.strip()
                     with tag("div", "work"):
                         with tag("section", "card"):
-                            self.words("What should the pictures show?", "words", studio.submit, studio.draw)
+                            ui.textarea("What should the pictures show?").bind_value(self.draft, "words")
                             ui.label("A sentence; or what all of them show, and then a line for each.").classes("soft")
                             with ui.row():
                                 self.button("Draw", studio.submit, studio.draw, look="")
@@ -95,8 +92,9 @@ class StudioPage:
         """Refresh the page after a change in this or another window."""
         # Fields are bound to the draft, which changes without an event of ours.
         self.studio.save()
-        if self.studio.version != self.seen:
-            self.seen = self.studio.version
+        state = (self.studio.version, self.studio.phase)  # with the phase the files of a job change
+        if state != self.seen:
+            self.seen = state
             for region in (self.strip, self.person, self.hero, self.characters):
                 region.refresh()
 
@@ -143,11 +141,6 @@ class StudioPage:
     def remove(self, what: str, path: Path) -> None:
         """Build the ✕ button of a file or folder, in the corner of its card."""
         self.button("✕", self.folder.remove, what, path, name=f"Remove {what}", look="flat dense").classes("cross")
-
-    def words(self, label: str, field: str, act: Callable[..., object], *arguments: Any) -> ui.textarea:
-        """Build a box of the draft's words, whose action has Ctrl+Enter too."""
-        box = ui.textarea(label).bind_value(self.draft, field)
-        return box.on("keydown.ctrl.enter", lambda: self.act(act, *arguments))
 
     def html(self, template: str, **contents: Any) -> None:
         """Show one of the report's templates."""
@@ -209,13 +202,11 @@ class StudioPage:
             # Not bound: a select without a character's name would reset a draft that has just got it.
             who = ui.select({"": nobody} | people, label=label, value=self.draft.character)
             who.on_value_change(lambda event: self.act(self.studio.keep, character=event.value))
-            ui.label(f"The model reads: {self.studio.looks or nobody}").classes("soft")
 
     @ui.refreshable_method
     def hero(self) -> None:
         """The page that is open: the picture with its verbs, its check, and the other drawings."""
         page = self.folder.page(self.draft.page)
-        ui.page_title(f"{title_of(page[0])} · pacorl studio" if page else "pacorl studio")
         if not page:
             with tag("section", "empty", aria_label="Nothing is open"):
                 ui.label(
@@ -223,8 +214,7 @@ class StudioPage:
                     "For a character of your own, begin under Characters."
                 )
             return
-        # Drawings may have been removed since this one was opened.
-        drawing = page[min(self.draft.drawing, len(page) - 1)]
+        drawing = page[self.draft.drawing]
         recipe = drawing.recipe
         with tag("section", "page", aria_label="The page that is open"):
             self.panels(drawing)
@@ -233,14 +223,9 @@ class StudioPage:
                 if recipe.grid.count > 1:
                     self.button("Check and repair", self.studio.submit, self.studio.check, drawing, look="")
                 self.button("Save", ui.download, drawing.path, f"{self.draft.page}.png")
-                if len(page) > 1:
-                    removed = [other.path for other in page if other is not drawing]
-                    self.button("Keep only this one", self.folder.remove, f"others of {title_of(drawing)}", *removed)
                 # A picture of another program has no words, and its layout may be wrong.
                 if recipe.prompt:
                     self.button("Fill in its words", self.studio.restore, recipe, look="flat")
-                    if recipe.redrawn:
-                        ui.label(f"Panels redrawn: {', '.join(recipe.redrawn)}; Draw makes the page from before that.")
                 else:
                     ui.select(
                         sorted({*LAYOUTS, recipe.layout}),
@@ -255,12 +240,12 @@ class StudioPage:
                     self.html(
                         "why.html",
                         drawing=drawing,
-                        judge=shown_name(recipe.judge or self.studio.names.judge, "judge"),
+                        judge=shown_name(recipe.judge, "judge"),
                         practice=PRACTICE_ONLY,
                     )
             # Candidates and the tries of a repair are one row of drawings.
             with tag("div", "candidates", role="group", aria_label="All of them, best first"):
-                for index, other in enumerate(page if len(page) > 1 else ()):
+                for index, other in enumerate(page):
                     name = other.recipe.standing
                     self.shot(other.path, name, name, shown=other is drawing, drawing=index)
 
@@ -286,13 +271,8 @@ class StudioPage:
                             )
 
     def keep(self, drawing: Drawing, panel: int) -> None:
-        """Add a panel to the character's pictures; the words by which it was drawn become the caption."""
-        recipe = drawing.recipe
-        caption = recipe.panels[panel] if recipe.panels else ""
-        if recipe.sources:
-            caption = recipe.prompt
-            if recipe.model == TINY:
-                caption = ", ".join(EDITS[recipe.prompt].values())
+        """Add a panel to the character's pictures; its words become the caption, but for the command of a change."""
+        caption = drawing.recipe.panels[panel] if drawing.recipe.panels else ""
         self.folder.add_picture(self.draft.character, drawing.panels[panel], caption)
         ui.notify(f"Kept as a picture of {plain(self.draft.character)}.")
 
@@ -307,27 +287,26 @@ class StudioPage:
                 ui.label("Five to twenty pictures of one character are enough to draw it the same everywhere.")
                 ui.input("Name").bind_value(self.draft, "name")
                 ui.textarea("What it looks like").bind_value(self.draft, "description").classes("line")
-                self.button("Make it", lambda: self.studio.describe(self.draft.description), look="")
+                self.button("Make it", self.studio.make_character, look="")
             return
         # Its pictures: references of drawings, and examples for teaching.
         with card("Pictures"):
             if self.studio.names.model == TINY:
                 ui.label(PRACTICE_ONLY).classes("soft")
             looks = ui.textarea("What it looks like", value=self.folder.description(name)).classes("line")
-            looks.on("blur", lambda: self.attempt(self.studio.describe, looks.value, name))
+            looks.on("blur", lambda: self.attempt(self.folder.describe, name, looks.value))
             with tag("div", "pictures"):
                 for index, (path, caption) in enumerate(self.folder.pictures(name), 1):
                     with tag("div", "picture thumb"):
                         self.picture(path, caption or "A picture of it")
                         # Written when a person pauses.
                         shows = ui.textarea("What it shows", value=caption).props("debounce=200").classes("line")
-                        write = partial(self.attempt, self.folder.caption, path)
-                        shows.on_value_change(lambda event, write=write: write(event.value))
+                        shows.on_value_change(partial(self.caption, path))
                         self.remove(f"picture {index} of {plain(name)}", path)
                 self.drop_zone(self.add_pictures)
         with card("More pictures of it"):
             ui.label("Drawn from its pictures. Of each line the best comes first, and you keep some.").classes("soft")
-            self.words("What should change? A line for each new one", "sheet", self.studio.submit, self.studio.sheet)
+            ui.textarea("What should change? A line for each new one").bind_value(self.draft, "sheet")
             self.button("Draw a sheet", self.studio.submit, self.studio.sheet)
         self.teaching(name)
         # A job: its teaching must not run meanwhile.
@@ -337,69 +316,52 @@ class StudioPage:
         for image in [opened(*file) for file in files]:
             self.folder.add_picture(self.draft.character, image)
 
+    def caption(self, picture: Path, event: events.ValueChangeEventArguments[str]) -> None:
+        self.attempt(self.folder.caption, picture, event.value)
+
     def teaching(self, name: str) -> None:
-        """The pictures of the training that runs, or else of the LoRA in use."""
-        last = newest_training(self.studio.loras(name))
-        taught = newest_training(self.studio.loras(name), finished=True)
-        # A stopped training does not hide the LoRA in use; one that runs does.
-        shown = last if self.studio.phase.startswith(LEARNING) else taught or last
+        """The teaching of a character, its pictures, and its LoRA."""
+        training = self.studio.training(name)
         with card("Teach it"):
             ui.label("From three pictures on. The studio draws nothing else meanwhile.").classes("soft")
-            text = "Go on teaching it" if last and not last.is_finished else "Teach it"
-            teach = self.button(text, self.studio.submit, self.studio.teach, name, look="")
-            teach.set_enabled(len(self.folder.pictures(name)) >= LEAST)
-            if shown:
-                practice = self.studio.names.model == TINY
-                self.html(
-                    "gallery.html",
-                    training=shown,
-                    name=name,
-                    practice=practice,
-                    strength=PRACTICE_STRENGTH if practice else 1,
-                    in_use=shown == taught,
-                )
-            if taught and shown == taught:
-                self.button("Save for ComfyUI", ui.download, taught.lora, f"{name}.safetensors")
+            strength = PRACTICE_STRENGTH if self.studio.names.model == TINY else 1
+            self.html("gallery.html", training=training, name=name, strength=strength)
+            if training.is_finished:
+                with ui.row():
+                    self.button("Save for ComfyUI", ui.download, training.lora, f"{name}.safetensors")
+                    remove = (self.folder.remove, f"the teaching of {plain(name)}", training.run)
+                    self.button("Remove it, to teach anew", *remove, look="flat")
             else:
+                text = "Go on teaching it" if training.run.exists() else "Teach it"
+                self.button(text, self.studio.submit, self.studio.teach, name, look="")
                 ui.label("Once the teaching has ended, pages are drawn with it, and it can be saved.")
 
     # --- models ------------------------------------------------------------------------------------------------------
 
     def ask_for_models(self) -> None:
-        """Open the dialog of models, with their abilities."""
+        """Open the dialog of models, with their abilities and licences."""
         studio = self.studio
 
         def use(name: str) -> None:
             dialog.close()  # its fault is shown behind the dialog
-            studio.submit(studio.use, name)
+            studio.submit(studio.use, name, token.value)
 
         with self.dialogs, ui.dialog(value=True) as dialog, ui.card(), card("Models"):
             dialog.on("hide", dialog.delete).props["aria-label"] = "Models"
-            in_use_now = (studio.names.model, studio.names.judge)
-            # A model that is here can be used, an absent one downloaded first.
+            ui.label(
+                f"What is not here is downloaded first, with its judge, {JUDGE} (17 GB): by that you accept the "
+                "licences on their pages. The token is kept nowhere."
+            )
+            token = ui.input("Access token, where the page asks for one", password=True)
             for name, about in offers().items():
                 with tag("div", "offer"):
-                    in_use = ", in use now" if name in in_use_now else ""
-                    ui.label(f"{shown_name(name)} {about}{in_use}").classes("standing" if in_use else "")
-                    if not is_here(name):
-                        self.download(name).on_click(dialog.close)
-                    elif name != JUDGE and not in_use:
-                        self.button("Use", use, name, name=f"Use {shown_name(name)}", look="")
+                    ui.label(f"{shown_name(name)} {about}{', here' * is_here(name)}")
+                    if name != TINY:
+                        ui.link(f"huggingface.co/{name}", f"https://huggingface.co/{name}", new_tab=True)
+                    self.button("Use", use, name, name=f"Use {shown_name(name)}", look="")
             file = ui.input("A file of ComfyUI, or a folder: its path")
             self.button("Use this", lambda: use(file.value.strip()), look="")
             self.button("Close", dialog.close, look="flat")
-
-    def download(self, name: str) -> ui.button:
-        """Download a model, after its licence was accepted."""
-        with ui.expansion(f"Download {name}"):
-            ui.link(f"huggingface.co/{name}", f"https://huggingface.co/{name}", new_tab=True)
-            token = ui.input("Access token, where the page asks for one", password=True)
-            ui.label("Read its licence there: by downloading you accept it. The token is kept nowhere.").classes("soft")
-
-            def fetch() -> None:
-                self.studio.submit(self.studio.download, name, token.value or "")
-
-            return self.button("Download", fetch, look="")
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------------

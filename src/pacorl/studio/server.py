@@ -75,8 +75,9 @@ def serve(names: StudioModels, *, folder: Path, port: int = 8767, announce: Call
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
     with listening(HOST, port) as (listener, url):
         studio = Studio(folder, names)
-        link = f"{url}/join#{studio.folder.key}"
-        run(make_app(studio), listener, announce=lambda: announce(link))
+        app = make_app(studio)
+        announce(f"{url}/join#{studio.folder.key}")
+        run(app, listener)
         # Loading a model cannot be stopped. The draft is saved first, files are whole, and a trainer saves itself.
         closing = threading.Thread(target=studio.close, daemon=True)
         closing.start()

@@ -18,7 +18,7 @@ RECIPES = {TINY: "character/tiny", "flux": "character/flux_16gb", "klein": "char
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training of a character."""
+    """The training of a character."""
 
     run: Path
 
@@ -42,23 +42,11 @@ class Training:
         return self.run / "adapter" / "pytorch_lora_weights.safetensors"
 
     @property
-    def samples(self) -> list[tuple[str, Path, Path]]:
-        """Texts of the gallery, each with its images before the training and by the newest evaluation.
-
-        At the end the newest one is of `lora`; before the first interval has ended, both are the same.
-        """
+    def samples(self) -> list[tuple[str, Path]]:
+        """Texts and images of the newest evaluation; at the end they are of `lora`."""
         folder = self.run / "samples"
-        logs = sorted(folder.glob("evaluation-*.jsonl"))
-        pairs = zip(read_jsonl(logs[0]), read_jsonl(logs[-1]), strict=True) if logs else ()
-        return [(before["text"], folder / before["image"], folder / now["image"]) for before, now in pairs]
-
-
-def newest_training(folder: Path, *, finished: bool = False) -> Training | None:
-    """Find the newest training of a character's folder, or the newest that is finished; None without one."""
-    trainings = [
-        training for training in map(Training, sorted(folder.glob("*"))) if training.is_finished or not finished
-    ]
-    return trainings[-1] if trainings else None
+        newest = sorted(folder.glob("evaluation-*.jsonl"))[-1:]
+        return [(sample["text"], folder / sample["image"]) for log in newest for sample in read_jsonl(log)]
 
 
 def training_recipe(names: StudioModels) -> list[str]:

@@ -18,35 +18,31 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unicodedata import normalize
 
 from PIL.Image import Image
 
 from pacorl.config.options import StudioModels
 from pacorl.config.user_files import NO_USER_FILES
-from pacorl.core.grid import shared_text, split
-from pacorl.core.set_scores import tied_groups
+from pacorl.core.grid import shared_text
 from pacorl.io.children import start_python
 from pacorl.io.documents import write_json
-from pacorl.io.images import open_image
 from pacorl.judge import judge_for
 from pacorl.judge.calibration import LEAST
-from pacorl.models.adapters import read_adapters
+from pacorl.models.adapters import adapter_names, read_adapters
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.compose import check_for, layout_for, prompt_from
 from pacorl.records.panels import write_panels
 from pacorl.report.html import render
-from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, plain, timestamp
-from pacorl.studio.models import JUDGE, PRACTICE, PRACTICE_ONLY, download, fit_of, is_here, judge_of, shown_name
-from pacorl.studio.teaching import Training, newest_training, training_recipe
-from pacorl.tiny.words import Text, read_texts
-from pacorl.tiny.world import LOOKS
+from pacorl.studio.folder import Drawing, Folder, Recipe, page_of, plain
+from pacorl.studio.models import PRACTICE, PRACTICE_ONLY, download, fit_of, is_here, judge_of, offers, shown_name
+from pacorl.studio.teaching import Training, training_recipe
+from pacorl.tiny.generators import STEADY
 from pacorl.types import TINY, Character, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.gate.check import Check
     from pacorl.gate.paco_reward import PacoReward
-    from pacorl.generate.generated_images import Judged
+    from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
     from pacorl.generate.repair import Redraw
     from pacorl.models.policies.spec import PolicySpec
@@ -57,9 +53,6 @@ DRAWINGS = 4
 """Drawings of a page or a panel, of which the best comes first."""
 TRIES = 6
 """Most redrawn panels of a repair."""
-NO_VERDICT = "the judge is wrong about these pictures even where the answer is known; choose another model above"
-LEARNING = "Learning"
-"""First word of the phase of a teaching."""
 NO_BETTER = "no try makes the page better; it stays as it was"
 PRACTICE_STRENGTH = 0.5
 """Strength of a LoRA of the practice model, which learns single pictures and draws pages."""
@@ -125,7 +118,6 @@ class Studio:
                 self.fault = str(error).strip() or type(error).__name__
             finally:
                 self.phase = ""
-                self.version += 1
 
         self._worker.submit(run)
 
@@ -152,9 +144,7 @@ class Studio:
                 try:
                     while process.poll() is None:
                         time.sleep(0.5)
-                        words = phase()
-                        self.version += words != self.phase  # with the words its files change
-                        self.enter(words)
+                        self.enter(phase())
                 except CancelledError:
                     process.terminate()  # a trainer saves
                     raise
@@ -177,11 +167,10 @@ class Studio:
         """List the LoRAs of the next drawing: the command's and the character's."""
         if edits and self.names.model == TINY:
             # The practice editor is another model than the practice generator, with a LoRA of its own.
-            return dict.fromkeys(self.spec(edits=True).committed.adapters, 1.0)
+            return {STEADY: 1.0}
         adapters = read_adapters(self.names.adapter)
-        # A further training that is stopped takes nothing away.
-        training = newest_training(self.loras(character), finished=True) if character else None
-        if training:
+        training = self.training(character)
+        if character and training.is_finished:
             adapters[str(training.lora)] = PRACTICE_STRENGTH if self.names.model == TINY else 1.0
         return adapters
 
@@ -207,50 +196,35 @@ class Studio:
         self._loaded = (key, generator, reward)
         return generator, reward
 
-    def use(self, name: str) -> None:
-        """Draw with another model from now on, without the command's LoRA, which belongs to its model.
+    def use(self, name: str, token: str = "") -> None:
+        """Draw with another model from now on, without the command's LoRA; fetch the model and its judge if absent.
+
+        The token is written nowhere, and is no argument, which other users could read.
 
         Raises:
-            ValueError: it is no model of this machine, or does not fit it.
+            ValueError: it is no model of this machine or of the list, or does not fit the machine.
         """
-        self.enter(f"Looking at {shown_name(name)}")
-        # The recipe of a file from elsewhere may name anything, and is to download nothing.
-        if not is_here(name):
-            raise ValueError(f"{name} is not on this machine; download it above, or give the path of its file")
-        POLICIES.named(kind_of(name)).check_source(name)
+        self.enter(f"Planning {shown_name(name)} for this machine")
+        # A typed name may be anything, and is to download nothing.
+        if not is_here(name) and name not in offers():
+            raise ValueError(f"{name} is not on this machine; take a model of the list, or give the path of its file")
         # Plan first: a load that does not fit would exhaust the machine.
-        memory = fit_of(name)
-        self.unload()
-        self.names = StudioModels(model=name, memory=memory, judge=judge_of(name))
-        self.keep(chosen=self.names)
-
-    def download(self, name: str, token: str) -> None:
-        """Fetch a model. The token is written nowhere, and is no argument, which other users could read.
-
-        Raises:
-            ValueError: a generator does not fit this machine.
-        """
-        self.enter(f"Planning {name} for this machine")
-        if name != JUDGE:
-            fit_of(name)
+        memory, judge = fit_of(name), judge_of(name)
         secret = {"HF_TOKEN": token} if token else {}
-        self._run_child(download(name), lambda: f"Downloading {name}", **secret)
+        for each in (name, judge):
+            if not is_here(each):
+                self._run_child(download(each), partial(str, f"Downloading {each}"), **secret)
+        POLICIES.named(kind_of(name)).check_source(name)
+        self.unload()
+        self.names = StudioModels(model=name, memory=memory, judge=judge)
+        self.keep(chosen=self.names)
 
     # --- words -------------------------------------------------------------------------------------------------------
 
-    def describe(self, description: str, character: str = "") -> None:
-        """Change a character's description, or make the character of the draft's name.
-
-        Raises:
-            ValueError: the model that draws does not know a word, or the name or the description cannot be used.
-        """
-        if self.names.model == TINY:
-            read_texts(Text("the description", description, LOOKS))
-        if character:
-            self.folder.describe(character, description)
-        else:
-            name = self.folder.new_character(self.draft.name, description)
-            self.keep(character=name, name="", description="")
+    def make_character(self) -> None:
+        """Make the character that the draft describes. Raises ValueError if its name cannot be used."""
+        name = self.folder.new_character(self.draft.name, self.draft.description)
+        self.keep(character=name, name="", description="")
 
     @property
     def looks(self) -> str:
@@ -262,24 +236,19 @@ class Studio:
         # A LoRA learned the name too; the practice model knows no names.
         return description if self.names.model == TINY else f"{name}, {description}"
 
-    def described(self, words: str) -> str:
-        """Put the chosen character's description in place of its name; words that have it stay as they are."""
-        looks = self.looks
-        if not looks:
-            return words
-        names = f"{re.escape(looks)}|{re.escape(plain(self.draft.character))}"
-        # A name has composed letters, as a Mac's files have not.
-        return re.sub(rf"(?<!\w)({names})(?!\w)", lambda _: looks, normalize("NFC", words))
-
     @property
     def panels(self) -> tuple[str, list[str]]:
         """What all panels of the draft show, and a line for each; no line before `unfold`.
 
-        A chosen character need not be named.
+        The chosen character's description is in the place of its name, and need not be named.
         """
-        theme, *lines = self.described(self.draft.words).split("\n")
-        if self.looks not in theme:
-            theme = f"{self.looks}, {theme}"
+        words, looks = self.draft.words, self.looks
+        if looks:
+            name = re.escape(plain(self.draft.character))
+            words = re.sub(rf"(?<!\w){name}(?!\w)", lambda _: looks, words)
+        theme, *lines = words.split("\n")
+        if looks not in theme:
+            theme = f"{looks}, {theme}"
         return theme.strip(), lines_of(lines)
 
     def unfold(self) -> None:
@@ -290,18 +259,12 @@ class Studio:
         """
         if self.panels[1]:
             return
-        written = write_panels(self.described(self.draft.words))
+        written = write_panels(self.draft.words)
         panels = [text.removeprefix(f"{written.theme}, ") for text in written.panels]
         self.keep(words="\n".join([written.theme, *panels]))
 
     def prompt(self) -> Prompt:
-        """Build the prompt of the draft.
-
-        Raises:
-            ValueError: the model does not know a word, or draws no pages.
-        """
-        if not self.spec().sets:
-            raise ValueError(f"{shown_name(self.names.model)} draws no pages; choose a model above that does")
+        """Build the prompt of the draft. Raises ValueError if the model does not know a word."""
         theme, panels = self.panels
         prompt = prompt_from(self.names.model, theme=theme, panels=panels)
         if self.draft.character:
@@ -310,30 +273,12 @@ class Studio:
             prompt = replace(prompt, characters=(character,), references=references)
         return prompt
 
-    def edits(self, words: str, sources: Sequence[Path]) -> list[Prompt]:
-        """Build a prompt for each line of words that changes pictures.
-
-        Raises:
-            ValueError: there are no words, the model does not know one, or it changes no pictures.
-        """
-        if not self.spec(edits=True).edits:
-            raise ValueError(f"{shown_name(self.names.model)} changes no pictures; choose a model above that does")
-        lines = lines_of(words.splitlines())
-        if not lines:
-            raise ValueError("say what should change, a line for each new picture")
-        return [
-            check_for(self.names.model, Prompt(number, line, sources=tuple(sources)))
-            for number, line in enumerate(lines)
-        ]
-
-    def known(self, recipe: Recipe) -> str:
-        """Return the character of a recipe; empty if it is not here."""
-        return recipe.character if recipe.character in self.folder.characters() else ""
-
     def cast(self, recipe: Recipe) -> tuple[Character, ...]:
         """Read the character of a recipe, if it has one, and it is here and has pictures."""
-        name = self.known(recipe)
-        return (self.folder.character(name),) if name and self.folder.pictures(name) else ()
+        name = recipe.character
+        if name not in self.folder.characters() or not self.folder.pictures(name):
+            return ()
+        return (self.folder.character(name),)
 
     def set_of(self, recipe: Recipe) -> Prompt:
         """Return the prompt of a page."""
@@ -348,7 +293,8 @@ class Studio:
 
     def restore(self, recipe: Recipe) -> None:
         """Fill the form in from a recipe, which draws the same picture first; say so if it cannot today."""
-        self.keep(seed=recipe.seed, character=self.known(recipe))
+        is_here = recipe.character in self.folder.characters()
+        self.keep(seed=recipe.seed, character=recipe.character if is_here else "")
         if recipe.sources:
             self.keep(sheet=recipe.words, tab="Characters")
         else:
@@ -358,21 +304,22 @@ class Studio:
 
     def differences(self, recipe: Recipe) -> list[str]:
         """List what a page was drawn with, and would not be drawn with today."""
-        name, edits = self.known(recipe), bool(recipe.sources)
+        edits = bool(recipe.sources)
         spec = self.spec(edits=edits)
-        differences = []
-        if recipe.model != self.names.model:
-            differences.append(f"the model {shown_name(recipe.model)}")
-        elif recipe.looks not in ("", self.looks):
-            differences.append("another description of its character")
-        loras = spec.adapters_of(recipe.model, read_adapters(recipe.adapter))
-        if loras != spec.adapters_of(self.names.model, self.adapters(name, edits=edits)):
-            differences.append(f"the LoRA {recipe.adapter or 'none'}")
-        differences += [f"{plain(each)}, who is not here" for each in recipe.characters if each != name]
         most = spec.policy.max_sources if edits else spec.policy.max_references
-        pictures = [path.name for each in self.cast(recipe) for path in each.images[:most]]
-        if pictures != (recipe.sources or recipe.references):
-            differences.append("other pictures of its character")
+        pictures = [path.name for character in self.cast(recipe) for path in character.images[:most]]
+        loras = spec.adapters_of(self.names.model, self.adapters(self.draft.character, edits=edits))
+        then_and_today = {
+            "model": (recipe.model, self.names.model),
+            "LoRA": (recipe.adapter, adapter_names(loras)),
+            "character": (", ".join(recipe.characters), self.draft.character),
+            "character's description": (recipe.looks, self.looks),
+            "character's pictures": (", ".join(recipe.sources or recipe.references), ", ".join(pictures)),
+        }
+        differences = []
+        for what, (then, today) in then_and_today.items():
+            if then != today:
+                differences.append(f"the {what} {then or 'none'}")
         return differences
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -380,44 +327,48 @@ class Studio:
     def draw(self) -> None:
         """Draw and rank candidates of the draft, and open them as a page."""
         self.unfold()
-        self._open_drawn(self._candidates([self.prompt()], form=self.draft.words, looks=self.looks))
+        self._open(self._candidates([self.prompt()], form=self.draft.words))
 
     def sheet(self) -> None:
         """Draw more pictures of the draft's character: its own, changed by each line of the sheet."""
         name = self.draft.character
-        pictures = self.folder.character(name, least=1).images
-        prompts = self.edits(self.draft.sheet, pictures[: self.spec(edits=True).policy.max_sources])
+        lines = lines_of(self.draft.sheet.splitlines())
+        if not lines:
+            raise ValueError("say what should change, a line for each new picture")
+        # At least one, so that a model that changes no pictures refuses it.
+        most = max(self.spec(edits=True).policy.max_sources, 1)
+        pictures = self.folder.character(name, least=1).images[:most]
+        prompts = []
+        for number, line in enumerate(lines):
+            prompts.append(check_for(self.names.model, Prompt(number, line, sources=pictures)))
         self.keep(tab="Pages")  # where it opens
         self._open(self._candidates(prompts, characters=[name]))
 
     def redraw(self, drawing: Drawing, panel: int) -> None:
-        """Draw one panel again some times, and rank these pages with the page before, so that none is worse."""
+        """Draw one panel again some times, and rank the pages."""
+        from pacorl.generate.generated_images import GeneratedImage
         from pacorl.generate.separate import panel_prompts
-        from pacorl.generate.sets import judge_sets
+        from pacorl.generate.sets import ranked
 
-        recipe = drawing.recipe
+        recipe, panels = drawing.recipe, drawing.panels
         generator, reward = self._models(recipe.character)
-        seed = new_seed()
-        prompts = panel_prompts(self.set_of(recipe), self.names.model)
-        draw = self._redrawing(generator, prompts, drawing.panels[panel], seed=seed)
+        prompt = self.set_of(recipe)
+        draw = self._redrawing(generator, panel_prompts(prompt, self.names.model), panels[panel], seed=new_seed())
         self.enter(f"Drawing panel {panel + 1} again")
-        images = [drawing.with_panel(panel, draw(panel, number)[0]) for number in range(DRAWINGS)]
-        images.append(open_image(drawing.path))
-        # Whole pages are judged: a panel is consistent only with its neighbours.
-        self.enter("Comparing")
-        with generator.judging():
-            judged = judge_sets(reward.judge, self.set_of(recipe), images)
-        # Tied pages are shown as equal, whatever their order.
         pages = []
-        for group in tied_groups([each.score for each in judged]):
-            for index in group:
-                page = recipe.updated(note="as before")
-                if index < DRAWINGS:
-                    redrawn = recipe.redrawn | {str(panel + 1): str(seed + index)}
-                    page = recipe.updated(note=f"panel {panel + 1} drawn again", redrawn=redrawn)
-                page = page.updated(tied=len(group), checked=[], odd=None, **scores_in(judged[index]))
-                pages.append((images[index], page))
-        self._open_drawn(pages)
+        size = panels[panel].size
+        for number in range(DRAWINGS):
+            panels[panel], texts = draw(panel, number)
+            pages.append(GeneratedImage(prompt, page_of(panels, recipe.grid, size), texts))
+        # Whole pages are judged: a panel is consistent only with its neighbours.
+        with generator.judging():
+            in_order = ranked(reward.judge, pages)
+        changed = recipe.updated(note=f"panel {panel + 1} drawn again", judge=self.names.judge, checked=[], odd=None)
+        drawings = []
+        for page in in_order:
+            redrawn = recipe.redrawn | {str(panel + 1): page.recipe["seed"]}
+            drawings.append(_judged(page, changed, redrawn=redrawn))
+        self._open(drawings)
 
     def _candidates(self, prompts: Sequence[Prompt], **fields: object) -> list[tuple[Image, Recipe]]:
         """Draw candidates of each prompt, best first, by the draft's seed; `fields` enter their recipes."""
@@ -434,29 +385,13 @@ class Studio:
         ):
             recipe = Recipe.model_validate(recipe_texts(each, judge=self.names.judge))
             note = recipe.prompt.rstrip(".") if recipe.sources else ""
-            assert each.judged, "several candidates"
-            recipe = recipe.updated(note=note, tied=each.tied, **scores_in(each.judged), **fields)
-            drawings.append((each.image, recipe))
+            drawings.append(_judged(each, recipe, note=note, looks=self.looks, **fields))
         self.draft.seed = None
         return drawings
 
     def _open(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
         self.keep(page=self.folder.add_page(drawings), drawing=0)
         self.folder.removal = ""  # the undo of an old one would be a surprise
-
-    def _open_drawn(self, drawings: Sequence[tuple[Image, Recipe]]) -> None:
-        """Open drawings, each with its likeness to the character: the question of a check."""
-        from pacorl.gate.scores import least_likeness
-
-        compared = []
-        for image, recipe in drawings:
-            likeness = None
-            for character in self.cast(recipe):
-                generator, reward = self._models(character.name)
-                with generator.judging():
-                    likeness = least_likeness(reward.judge, split(image, recipe.grid), character)
-            compared.append((image, recipe.updated(likeness=likeness)))
-        self._open(compared)
 
     # --- an existing page -------------------------------------------------------------------------------------------
 
@@ -470,11 +405,10 @@ class Studio:
     def check(self, drawing: Drawing) -> None:
         """Check whether the panels of a page belong together, and redraw the odd panels.
 
-        The verdict is in the drawing's recipe. A repaired page is a new one. Panels of another program are described
-        by the draft, if it has as many; without texts they are checked alone. A page without a character is repaired
-        as one of the draft's.
+        The verdict is in the drawing's recipe. The page after the repair and its tries are a new page. Panels of
+        another program are those of the draft, if it has as many; without texts they are checked alone.
         """
-        from pacorl.gate.check import ControlError, check_set
+        from pacorl.gate.check import check_set
         from pacorl.generate.repair import repair_set
         from pacorl.generate.separate import panel_prompts
 
@@ -485,52 +419,38 @@ class Studio:
         theme, lines = self.panels
         if not recipe.panels and len(lines) == recipe.grid.count:
             recipe = recipe.updated(theme=theme, panels=lines)
-        if not recipe.character and self.draft.character:
-            recipe = recipe.updated(characters=[self.draft.character])
+            if self.draft.character:
+                recipe = recipe.updated(characters=[self.draft.character])
         generator, reward = self._models(recipe.character)
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
-        checked = partial(check_set, reward.judge, least=LEAST, names=names)
+        theme = shared_text(recipe.prompt)
 
         def gate(images: Sequence[Image]) -> Check:
             self.enter("Checking")
             with generator.judging():
-                check = checked(images, theme=shared_text(recipe.prompt))
-                # With one picture, and by the description, as in the ranking.
-                for character in self.cast(recipe):
-                    first = (character.name, [open_image(character.images[0])])
-                    check = check.with_lower(checked(images, theme=character.text, characters=[first]))
-            return check
+                return check_set(reward.judge, images, least=LEAST, names=names, theme=theme)
 
         # Without a text no panel can be drawn again, and an editor draws none from a text alone.
         can_redraw = bool(recipe.panels) and self.spec().sets
         prompts = panel_prompts(self.set_of(recipe), self.names.model) if can_redraw else []
         redraw = self._redrawing(generator, prompts, panels[0], seed=recipe.seed + 1)
-        try:
-            repair = repair_set(panels, gate=gate, redraw=redraw, tries=TRIES if can_redraw else 0)
-        except ControlError as error:
-            raise ValueError(NO_VERDICT) from error
+        repair = repair_set(panels, gate=gate, redraw=redraw, tries=TRIES if can_redraw else 0)
         # The verdict stays with the page that was checked, also if nothing was repaired.
-        original = open_image(drawing.path)
-        before = drawing.rewrite(**fields_of(repair.before)).recipe
-        # The pages to open: the repaired one first, then the original, then the tries.
-        pages = [(original, before.updated(note=NO_BETTER))]
-        if repair.replaced:
-            seeds = {str(panel + 1): each.texts["seed"] for panel, each in repair.replaced.items()}
-            improved = before.updated(
-                note="repaired" if repair.after.passed else "improved",
-                characters=recipe.characters,
-                adapter=generator.adapter,
-                redrawn=recipe.redrawn | seeds,
-                tied=1,
-                **fields_of(repair.after),
-            )
-            page = page_of(repair.images, recipe.grid, panels[0].size)
-            pages = [(page, improved), (original, before.updated(note="as before"))]
+        drawing.rewrite(**_fields_of(repair.before), judge=self.names.judge)
+        if not repair.tries:
+            return
+        seeds = {str(panel + 1): each.texts["seed"] for panel, each in repair.replaced.items()}
+        after = recipe.updated(
+            note=f"drawn again: panel {', '.join(seeds)}" if seeds else NO_BETTER,
+            redrawn=recipe.redrawn | seeds,
+            tied=1,
+            judge=self.names.judge,
+            **_fields_of(repair.after),
+        )
+        pages = [(page_of(repair.images, recipe.grid, panels[0].size), after)]
         for each in repair.tries:
-            verdict = each.verdict if each.check else "not judged"
-            pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {verdict}")))
-        if repair.tries:
-            self._open_drawn(pages)
+            pages.append((each.image, Recipe(note=f"Panel {each.panel + 1}: {each.verdict}")))
+        self._open(pages)
 
     def _redrawing(self, generator: Generator, prompts: Sequence[Prompt], panel: Image, *, seed: int) -> Redraw:
         """Return the function that redraws a panel of a page by its prompt, in the size of `panel`."""
@@ -544,9 +464,9 @@ class Studio:
 
     # --- characters --------------------------------------------------------------------------------------------------
 
-    def loras(self, character: str) -> Path:
-        """Folder of a character's trainings; a LoRA fits one model only."""
-        return self.folder.path / "loras" / re.sub(r"\W+", "-", self.names.model) / character
+    def training(self, character: str) -> Training:
+        """Return a character's training for the model that draws: a LoRA fits one model only."""
+        return Training(self.folder.path / "loras" / re.sub(r"\W+", "-", self.names.model) / character)
 
     def teach(self, character: str) -> None:
         """Teach a character to the model that draws, in a process of its own, or let a stopped training go on.
@@ -554,16 +474,14 @@ class Studio:
         The process executes no file that a config names: the folder may be somebody else's.
         """
         self.unload()  # two generators would not fit most cards
-        training = newest_training(self.loras(character))
-        if training is None or training.is_finished:
-            training = Training(self.loras(character) / timestamp())
+        training = self.training(character)
         command = ["-m", "pacorl", "train-character", str(self.folder.character_folder(character))]
         command += [f"out={training.run}", *training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
 
         def phase() -> str:
-            words, step = f"{LEARNING} {plain(character)}", training.step
-            if step >= 0:
-                words += f", step {step} of at most {training.config['steps']}"
+            words = f"Teaching {plain(character)}"
+            if training.step >= 0:
+                words += f", step {training.step} of at most {training.config['steps']}"
             return words
 
         self._run_child(command, phase, **{NO_USER_FILES: "1"})
@@ -576,7 +494,11 @@ def lines_of(lines: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def fields_of(check: Check) -> dict[str, Any]:
+def new_seed() -> int:
+    return random.SystemRandom().randrange(2**31)
+
+
+def _fields_of(check: Check) -> dict[str, Any]:
     """Return the fields that a check gives to a recipe, in place of those of a ranking."""
     return {
         "checked": render("checked.txt", check=check).splitlines(),
@@ -586,10 +508,8 @@ def fields_of(check: Check) -> dict[str, Any]:
     }
 
 
-def scores_in(judged: Judged) -> dict[str, Any]:
-    """Return the fields that a judgement adds to a recipe; the score is that of the panels with each other."""
-    return {"score": judged.parts.get("together", judged.score), "matrix": judged.matrix}
-
-
-def new_seed() -> int:
-    return random.SystemRandom().randrange(2**31)
+def _judged(image: GeneratedImage, recipe: Recipe, **changes: object) -> tuple[Image, Recipe]:
+    """Add the judgement of an image to its recipe; the score is that of the panels with each other."""
+    assert image.judged, "a candidate"
+    score = image.judged.parts.get("together", image.judged.score)
+    return image.image, recipe.updated(tied=image.tied, score=score, matrix=image.judged.matrix, **changes)
