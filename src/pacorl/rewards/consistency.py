@@ -81,13 +81,10 @@ class Consistency(JudgedReward, PanelReward):
         self.partners = partners
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        single = [prompt for prompt in prompts if prompt.grid.count < 2]
-        edits = [prompt for prompt in single if prompt.sources]
-        refuse(edits, "is an edit, and consistency compares panels of sets; edits and sets need a run each")
         refuse(
-            single,
+            [prompt for prompt in prompts if prompt.grid.count < 2],
             "is one image, and consistency needs two panels; begin with their number in English (four images of a fox: "
-            "it runs, …), or give a record of 'theme' and 'panels'",
+            "it runs, …), or give a record of 'theme' and 'panels'; edits take edit_consistency, in a run of their own",
         )
         if self.ask == "criteria":
             refuse(
