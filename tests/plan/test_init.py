@@ -147,7 +147,7 @@ def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
         (("consistency", "flux", "24GB"), "--card 24GB"),
         (("consistency", "flux", "0x80"), "--card 0x80"),
         (("consistency", "flux", "24", "--prompts", "one.txt"), "one.txt:1"),
-        (("consistency", "kontext", "24", "--prompts", "edits.jsonl", "--reward", "consistency"), "in a run of their own"),
+        (("consistency", "kontext", "24", "--prompts", "edits.jsonl", "--reward", "consistency"), "edits take"),
     ):
         Path("one.txt").write_text("a fox in the snow\na bear\n")
         refused = start(*words)

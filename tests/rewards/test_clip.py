@@ -130,5 +130,5 @@ def test_what_is_encoded_once_is_handed_back_to_each() -> None:
         return torch.tensor([[float(len(item))] for item in items])
 
     words = ["three", "a", "three", "to", "a"]
-    assert _once_each(words, lengths, keys=words, batch=2)[:, 0].tolist() == [5, 1, 5, 2, 1]
+    assert _once_each(words, lengths, batch=2)[:, 0].tolist() == [5, 1, 5, 2, 1]
     assert encoded == ["three", "a", "to"]

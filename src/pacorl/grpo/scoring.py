@@ -22,7 +22,6 @@ from pacorl.grpo.rows import Row
 from pacorl.judge.judge import JudgeSettings, RemoteJudge
 from pacorl.rewards.consistency import Consistency, Contrast
 from pacorl.rewards.reward import PanelScores, Reward, RewardFunction, named, panel_scores_of
-from pacorl.runtime.cores import available_cores
 from pacorl.runtime.processes import Runtime, SharedFault
 from pacorl.runtime.workers import Workers, outcome_of
 from pacorl.types import Prompt, RewardTable, Rollout
@@ -161,10 +160,7 @@ def samples_per_call(judge: JudgeSettings | None, *, device: torch.device) -> in
 
 def overlaps(judge: JudgeSettings | None, *, device: torch.device) -> bool:
     """Decide whether scoring overlaps with sampling: not if both would share CPU cores, as without a judge too."""
-    in_process = judge is None or not judge.remote
-    if not in_process or device.type != "cpu":
-        return True
-    return 2 * torch.get_num_threads() <= available_cores()
+    return device.type != "cpu" or (judge is not None and judge.remote)
 
 
 def torch_context() -> Callable[[], ExitStack]:

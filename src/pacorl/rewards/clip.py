@@ -1,19 +1,19 @@
 """Rewards that CLIP measures: a panel against its text, and aesthetics.
 
 All take the model's own processor (its PIL backend) and fp32 unless told otherwise. Weights load on first use, and
-rewards that name one checkpoint share it. Every distinct image and text is encoded once per call.
+rewards that name one checkpoint share it. Every distinct text is encoded once per call.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
@@ -35,7 +35,6 @@ AESTHETIC_LAYERS = (0, 2, 4, 6, 7)
 """Numbers of the head's linear layers, which follow each other without activations, as published."""
 AESTHETIC_SOURCE = "https://github.com/christophschuhmann/improved-aesthetic-predictor"
 
-T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -70,8 +69,7 @@ class ClipEncoder:
             pooled = model.vision_model(pixel_values=pixels.to(model.device, model.dtype)).pooler_output
             return _unit(model.visual_projection(pooled))
 
-        # By identity: images cannot be hashed, and a whole image that several prompts share is one object.
-        return _once_each(images, encode, keys=[id(image) for image in images], batch=32)
+        return torch.cat([encode(chunk) for chunk in in_batches(images, 32)])
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str]) -> Tensor:
@@ -87,7 +85,7 @@ class ClipEncoder:
             pooled = model.text_model(**tokens.to(model.device)).pooler_output
             return _unit(model.text_projection(pooled))
 
-        return _once_each(texts, encode, keys=texts, batch=64)
+        return _once_each(texts, encode, batch=64)
 
 
 # Weak: weights leave the memory together with the last reward that reads them.
@@ -200,12 +198,9 @@ def _unit(rows_BC: Tensor) -> Tensor:
     return nn.functional.normalize(rows_BC.float(), dim=-1).cpu()
 
 
-def _once_each(
-    items: Sequence[T], encode: Callable[[Sequence[T]], Tensor], *, keys: Sequence[Hashable], batch: int
-) -> Tensor:
-    """Encode the items of each distinct key once, in batches, and hand the rows back in order."""
-    # Prompts and images of a group repeat.
-    distinct = dict(zip(keys, items, strict=True))
-    row_of = {key: row for row, key in enumerate(distinct)}
-    chunks = in_batches(list(distinct.values()), batch)
-    return torch.cat([encode(chunk) for chunk in chunks])[[row_of[key] for key in keys]]
+def _once_each(texts: Sequence[str], encode: Callable[[Sequence[str]], Tensor], *, batch: int) -> Tensor:
+    """Encode each distinct text once, in batches, and hand the rows back in order."""
+    # Prompts of a group repeat.
+    row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    chunks = in_batches(list(row_of), batch)
+    return torch.cat([encode(chunk) for chunk in chunks])[[row_of[text] for text in texts]]
