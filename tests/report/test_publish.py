@@ -10,15 +10,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 import typer
 import yaml
-from tests.twins.parts import tiny_judge, vocabulary
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.models.lora import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
-from pacorl.report.publish import published_files, push, write_card
+from pacorl.report.publish import push, write_card
 
 
 @pytest.fixture
@@ -81,18 +78,6 @@ def test_no_link_is_published(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{link.name} is a link"):
         push(write_card(run), "me/it")
     assert victim.read_text() == "of the user"
-
-
-def test_every_file_that_a_judge_is_saved_as_is_published(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    for part in tiny_judge(vocabulary()):
-        part.save_pretrained(tmp_path)
-    for name in (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS):
-        (tmp_path / name).touch()
-    (tmp_path / "model-00001-of-00002.safetensors").touch()
-    saved = sorted(tmp_path.iterdir())
-    assert published_files(tmp_path) == saved
-    assert len(saved) > 10
 
 
 def test_an_unknown_base_needs_a_licence_and_a_card_that_is_there_stays(run: Path) -> None:

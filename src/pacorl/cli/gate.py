@@ -284,12 +284,8 @@ def _judge_of(judge: CalibratedJudge, images: Sequence[Path | str]) -> str:
 def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
     """Load the judge of a command; an unreachable server is retried for a while."""
     from pacorl.gate.paco_reward import PacoReward
-    from pacorl.io.imports import frozen_imports
-    from pacorl.judge.judge import RemoteJudge, is_address
+    from pacorl.judge.judge import RemoteJudge
 
-    if not is_address(source):
-        with frozen_imports():
-            from pacorl.io import processor  # noqa: F401 - the most that loading it imports
     reward = PacoReward.from_pretrained(source, memory=judge.memory, calibration=judge.calibration or "")
     if isinstance(reward.judge, RemoteJudge):
         reward.judge.wait_for_outages(SILENCE_SECONDS)

@@ -126,21 +126,16 @@ def generate(
         print_plan(generator, choice, judge, prompts=requested.prompts, as_json=as_json)
     check_writable(out, folder=True)
     jobs, codes = _unfinished(requested, generator, choice, out, separate=request.separate)
-    spec = generator.check(requested.prompts)
+    generator.check(requested.prompts)
     if judge:
         from pacorl.judge import check_judge
 
         check_judge(judge, calibration=choice.calibration or "")
 
     # Import and load.
-    from pacorl.io.imports import frozen_imports
+    from pacorl.io.quiet import quiet_loading
+    from pacorl.runtime.cores import use_cores
 
-    with frozen_imports():
-        from pacorl.generate import sets  # noqa: F401 - the most that generating imports
-        from pacorl.io.quiet import quiet_loading
-        from pacorl.runtime.cores import use_cores
-
-        _ = spec.pipeline_type
     quiet_loading()
     use_cores()
     model = generator.load(memory=choice.memory, edits=any(prompt.sources for prompt in requested.prompts))

@@ -48,7 +48,6 @@ def train_policy(
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import load
     from pacorl.grpo.policy_config import PolicyConfig
-    from pacorl.io.imports import frozen_imports
 
     check_card(card, dry_run=dry_run)
     run = load(PolicyConfig, config, overrides or [])
@@ -66,14 +65,11 @@ def train_policy(
     # Check the run before the imports, which take seconds.
     exit_on_sigterm()
     check_run(run, resume=bool(resume))
-    with frozen_imports():
-        from pacorl.grpo.trainer import PolicyTrainer
-        from pacorl.report.page import keep_page
-        from pacorl.runtime.cores import use_cores
-        from pacorl.runtime.processes import destroy_process_group
+    from pacorl.grpo.trainer import PolicyTrainer
+    from pacorl.report.page import keep_page
+    from pacorl.runtime.cores import use_cores
+    from pacorl.runtime.processes import destroy_process_group
 
-        # The pipeline's class imports diffusers, within this block's pause of garbage collection.
-        _ = run.generator.pipeline_type
     use_cores()
 
     # Train.
@@ -193,15 +189,11 @@ def train_character(
     if stop_with_stdin:
         watch_stdin()
 
-    # Import. The pipeline's class imports diffusers, which takes seconds.
-    from pacorl.io.imports import frozen_imports
-
+    # Import.
     exit_on_sigterm()
-    with frozen_imports():
-        from pacorl.character_training.character_trainer import CharacterTrainer
-        from pacorl.runtime.cores import use_cores
+    from pacorl.character_training.character_trainer import CharacterTrainer
+    from pacorl.runtime.cores import use_cores
 
-        _ = run.generator.pipeline_type
     use_cores()
     # Train.
     _echo_start(run.adapter.start)
@@ -263,7 +255,6 @@ def quickstart(
     from pacorl.config.recipes import recipe
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import check_unfinished, free_folder
-    from pacorl.io.imports import frozen_imports
 
     # A finished run stays: the next one gets a numbered folder.
     config = load(PolicyConfig, recipe("quickstart"), [f"out={free_folder(QUICKSTART)}", *(overrides or [])])
@@ -272,11 +263,9 @@ def quickstart(
     check_run(config, resume=True)
 
     # Import torch and diffusers only now, after every check.
-    with frozen_imports():
-        from pacorl.quickstart import run_quickstart
-        from pacorl.runtime.cores import use_cores
+    from pacorl.quickstart import run_quickstart
+    from pacorl.runtime.cores import use_cores
 
-        _ = config.generator.pipeline_type
     use_cores()
     # Train judge and generator, and print the verdict.
     page, verdict = run_quickstart(config, say=echo)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, sign_meaning
+from pacorl.core.metric_names import ALARM, sign_meaning
 from pacorl.io.documents import dump_yaml, read_log, read_object, read_text, read_yaml, typed
 from pacorl.io.files import inside
 from pacorl.models.policies import POLICIES
@@ -140,11 +140,6 @@ class RunFolder:
                         raised.setdefault((key.removeprefix(ALARM), where), int(record["epoch"]))
         alarms = [RaisedAlarm(*sign, epoch) for sign, epoch in raised.items()]
         return sorted(alarms, key=lambda alarm: alarm.epoch)
-
-    @property
-    def is_monitored(self) -> bool:
-        """Whether the run measured any sign at all."""
-        return any(key.startswith((MONITOR, HELD_OUT)) for line in [*self.epochs, *self.evaluations] for key in line)
 
     @property
     def last(self) -> int | None:

@@ -14,58 +14,15 @@ from pacorl.report.results import change_text, rows_of
 from pacorl.types import TINY
 
 CARD = "README.md"
-FOLDERS = ("adapter", "merged")
-"""A run's folders to publish, the first existing."""
-PUBLISHED = (
-    *(CARD, "adapter_*.json", "adapter_model.safetensors", "pytorch_lora_weights.safetensors", "decision*.j*"),
-    *("config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors", "model*.index.json"),
-    *("*processor_config.json", "chat_template.*", "tokenizer*", "vocab.json", "merges.txt", "*_tokens*.json"),
-)
-"""Patterns of the files that are uploaded: card, adapter, model, processor, tokenizer."""
+PUBLISHED = (CARD, "adapter_*.json", "adapter_model.safetensors", "pytorch_lora_weights.safetensors", "decision*.json")
+"""Patterns of the files that are uploaded."""
 KINDS = {
     "train-policy": ("paco-grpo", "PaCo-GRPO (arXiv 2512.04784)"),
     "train-character": ("character", "flow matching on images of a character"),
     "train-reward": ("judge", "PaCo-Reward (arXiv 2512.04784)"),
 }
 """Command that trained a model → its tag, and its method in words."""
-TEMPLATE = """---
-{{ card_data }}
----
-
-# {{ name }}
-
-Made of `{{ base }}` with {{ method }} by pacorl. Trained on: {{ trained_on }}.
-
-## Use
-
-```bash
-{% if is_judge -%}
-pacorl score a.png b.png --judge OWNER/{{ name }}
-{%- else -%}
-pacorl generate {{ "TEXT --image IMAGE" if is_editor else "TEXT" }} --model {{ base }} \
---adapter OWNER/{{ name }}
-{%- endif %}
-```
-{% if not is_judge and not is_tiny %}
-```python
-import torch
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained("{{ base }}", dtype=torch.bfloat16)
-pipeline.load_lora_weights("OWNER/{{ name }}")
-```
-{% endif %}
-{%- if results %}
-## Measured
-
-| | before | after | difference |
-| --- | --- | --- | --- |
-{% for row in results -%}
-| {{ row.name }}
-{%- for side in (row.before, row.after) %} | {{ side.text() if side else "–" }}{% endfor %} | {{ change_text(row) }} |
-{% endfor %}
-{%- endif %}
-"""
+TEMPLATE = Path(__file__).with_name("templates") / "card.md"
 
 
 def write_card(run: Path, *, licence: str = "") -> Path:
@@ -80,9 +37,9 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    folder = next((run / name for name in FOLDERS if (run / name).is_dir()), None)
-    if folder is None:
-        raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
+    folder = run / "adapter"
+    if not folder.is_dir():
+        raise ValueError(f"{run} has no adapter; name the folder of a finished run")
     # A card may have been edited by hand: never replace it.
     if (folder / CARD).exists():
         if licence:
@@ -93,7 +50,7 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     read = read_run(run)
     base = read.settings.get("model.checkpoint", "")
     tag, method = KINDS.get(read.command, KINDS["train-policy"])
-    is_judge, is_adapter = tag == "judge", folder.name != "merged"
+    is_judge = tag == "judge"
     licences = {spec.published: spec.licence for spec in POLICIES.values()}
     base_licence, licence_name = licences.get(base, ("", ""))
     if not (licence or base_licence):
@@ -102,15 +59,15 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         license=licence or base_licence,
         license_name=licence_name if not licence else None,
         base_model=base if base not in ("", TINY) else None,  # the hub links the base, and has no tiny one
-        library_name="transformers" if not is_adapter else "peft" if is_judge else "diffusers",
-        tags=["pacorl", "lora" if is_adapter else "merged", tag],
+        library_name="peft" if is_judge else "diffusers",
+        tags=["pacorl", "lora", tag],
         ignore_metadata_errors=True,
     )
 
     # The card, from the run's config and results.
     card = ModelCard.from_template(
         data,
-        template_str=TEMPLATE,
+        template_str=TEMPLATE.read_text("utf-8"),
         name=run.resolve().name,
         base=_name_of(base),
         method=method,
