@@ -30,12 +30,7 @@ SetCriteria = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Layout of a set's panels in its grid image: `rows` × `cols`, row-major.
-
-    Attributes:
-        rows: At least 1.
-        cols: At least 1.
-    """
+    """Layout of a set's panels in its grid image: `rows` × `cols`, at least 1 each, row-major."""
 
     rows: int
     cols: int
@@ -55,12 +50,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Height and width of an image, in pixels.
-
-    Attributes:
-        height: Pixels.
-        width: Pixels.
-    """
+    """Height and width of an image, in pixels."""
 
     height: int
     width: int

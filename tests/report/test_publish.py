@@ -1,4 +1,4 @@
-"""Model cards from a run's own files, and what goes to the hub."""
+"""Model cards from a run's own files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import typer
 import yaml
-from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.report.publish import push, write_card
+from pacorl.report.publish import write_card
 
 
 @pytest.fixture
@@ -69,17 +67,6 @@ def test_a_card_shows_no_secret_and_nothing_of_the_machine(run: Path, section: d
         assert private not in text
 
 
-def test_no_link_is_published(run: Path, tmp_path: Path) -> None:
-    """Neither the file that it names is uploaded, nor is that file overwritten."""
-    victim = tmp_path / "victim"
-    victim.write_text("of the user")
-    link = run / "adapter" / "adapter_model.safetensors"
-    link.symlink_to(victim)
-    with pytest.raises(ValueError, match=f"{link.name} is a link"):
-        push(write_card(run), "me/it")
-    assert victim.read_text() == "of the user"
-
-
 def test_an_unknown_base_needs_a_licence_and_a_card_that_is_there_stays(run: Path) -> None:
     path = run / "config.yaml"
     path.write_text(path.read_text().replace("black-forest-labs/FLUX.1-dev", "my/model"))
@@ -92,25 +79,3 @@ def test_an_unknown_base_needs_a_licence_and_a_card_that_is_there_stays(run: Pat
     with pytest.raises(ValueError, match=r"README\.md is there already"):
         write_card(run, licence="mit")
     assert card.read_text() == "My own words.\n"
-
-
-def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.HfApi", None)
-    CliRunner().invoke(app, ["publish", str(run)], catch_exceptions=False)  # uploads nothing
-    api = Mock()
-    api.create_repo.return_value = "https://hub/me/dentist"
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
-    contents = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
-    for name, content in contents.items():
-        (run / "adapter" / name).write_bytes(content)
-    for name in ("notes.txt", "env.sh", "a.py", "optimizer.pt", "adapter_model.safetensors.bak", ".env"):
-        (run / "adapter" / name).write_text("a secret")
-    (run / "adapter" / "backup").mkdir()
-    (run / "adapter" / "backup" / "README.md").write_text("a secret")
-    (run / "adapter" / "linked").symlink_to(run.parent)
-    done = CliRunner().invoke(app, ["publish", str(run), "--push-to-hub", "me/dentist"], catch_exceptions=False)
-    assert "uploaded: https://hub/me/dentist" in done.stdout
-    assert (api.create_repo.call_args.args, api.create_repo.call_args.kwargs["private"]) == (("me/dentist",), True)
-    upload = api.upload_folder.call_args.kwargs
-    assert (upload["repo_id"], upload["folder_path"]) == ("me/dentist", run / "adapter")
-    assert sorted(upload["allow_patterns"]) == ["README.md", *sorted(contents)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -298,12 +299,10 @@ def publish(
     run: Path = Argument(help="A finished run's folder."),
     *,
     licence: str = Option("", help="The hub's identifier; the base's if it is known."),
-    push_to_hub: str = Option("", help="OWNER/NAME, a private repository, to upload to; nothing is without it."),
 ) -> None:
-    """Write a run's model card; upload adapter and card only with --push-to-hub."""
-    from pacorl.report.publish import push, write_card
+    """Write a run's model card, and print the command that uploads it with the adapter."""
+    from pacorl.report.publish import write_card
 
     folder = write_card(run, licence=licence)
     echo(f"card: {folder / 'README.md'}")
-    if push_to_hub:
-        echo(f"uploaded: {push(folder, push_to_hub)}")
+    echo(f"next: hf upload OWNER/NAME {shlex.quote(str(folder))} . --private")

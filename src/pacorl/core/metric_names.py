@@ -9,7 +9,7 @@ HELD_OUT = "held_out/"
 ALARM = "alarm/"
 SECONDS = "seconds/"
 SHOWN_EVERY = 5
-"""Epochs between training images in a run's folder, and between its pages."""
+"""Epochs between training images in a run's folder."""
 
 ALIKE = "alike"
 """Sign of an epoch in which no reward tells the images of a prompt apart."""

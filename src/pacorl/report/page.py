@@ -18,7 +18,6 @@ import numpy as np
 
 from pacorl.config.user_files import is_in_file
 from pacorl.core.grid import panel_texts
-from pacorl.core.metric_names import SHOWN_EVERY
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image
 from pacorl.report.curves import charts
@@ -74,9 +73,8 @@ def write_page(run: Path) -> None:
 
 
 def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
-    """Build `report.html` after evaluations and every few epochs, as a listener of `PolicyTrainer`."""
-    is_due = line["kind"] == "evaluation" or line["epoch"] % SHOWN_EVERY == 0
-    if is_due and trainer.runtime.is_main:
+    """Build `report.html` after evaluations, as a listener of `PolicyTrainer`."""
+    if line["kind"] == "evaluation" and trainer.runtime.is_main:
         write_page(trainer.config.out)
 
 

@@ -1,6 +1,6 @@
 """A run's adapter with a model card for sharing: its base, its training and its measurements.
 
-The card's text comes from the run's own files only. No file leaves this machine unless a repository is named.
+The card's text comes from the run's own files only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from pacorl.report.results import change_text, rows_of
 from pacorl.types import TINY
 
 CARD = "README.md"
-PUBLISHED = (CARD, "adapter_*.json", "adapter_model.safetensors", "pytorch_lora_weights.safetensors", "decision*.json")
-"""Patterns of the files that are uploaded."""
 KINDS = {
     "train-policy": ("paco-grpo", "PaCo-GRPO (arXiv 2512.04784)"),
     "train-character": ("character", "flow matching on images of a character"),
@@ -80,30 +78,6 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     )
     write_atomic(folder / CARD, str(card))
     return folder
-
-
-def push(folder: Path, repository: str) -> str:
-    """Upload the files of PUBLISHED to a repository of the hub, private if it is new; return its address.
-
-    Raises:
-        ValueError: a file is a link, whose target may be any file of the user.
-    """
-    from huggingface_hub import HfApi
-
-    paths = published_files(folder)
-    links = [path for path in (folder, *paths) if path.is_symlink()]
-    if links:
-        raise ValueError(f"{links[0]} is a link, and links are not published; copy its target")
-    api = HfApi()
-    address = api.create_repo(repository, private=True, exist_ok=True)
-    names = [path.name for path in paths]
-    api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names, commit_message="Upload with pacorl")
-    return str(address)
-
-
-def published_files(folder: Path) -> list[Path]:
-    """List a folder's files to upload: names in PUBLISHED, without subfolders."""
-    return [path for path in sorted(folder.iterdir()) if path.is_file() and any(map(path.match, PUBLISHED))]
 
 
 def _name_of(source: str) -> str:
