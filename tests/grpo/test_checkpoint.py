@@ -137,7 +137,7 @@ ALWAYS_FREE = {
 }
 """Keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
 FREE_OF_A_JUDGE = {
-    *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
+    *("out", "log_every", "evaluate_every", "save_every", "merge", "trackers"),
     *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
     "optimizer.micro_batch",
 }

@@ -19,10 +19,10 @@ POLICY = [
     "prompts.evaluation=tiny:dev:1",
     "seed=3",
 ]
-# Two steps of the tiny judge on pairs that it draws, each with a checkpoint, of which one is kept.
+# Three steps of the tiny judge on pairs that it draws, each with a checkpoint, of which two are kept.
 JUDGE = [
-    *("data.train=[tiny:train:4]", "data.evaluation=[tiny:dev:2]", "optimizer.batch=2", "max_steps=2", "trackers=[]"),
-    *("log_every=1", "evaluate_every=1", "save_every=1", "keep_checkpoints=1"),
+    *("data.train=[tiny:train:4]", "data.evaluation=[tiny:dev:2]", "optimizer.batch=2", "max_steps=3", "trackers=[]"),
+    *("log_every=1", "evaluate_every=1", "save_every=1"),
 ]
 SET = ["--panel", "waving, flag", "--panel", "jumping, boat", "--panel", "standing, tree", "--panel", "waving, lamp"]
 SMALL = ["--model", "tiny", "--size", "64x64", "--steps", "1"]

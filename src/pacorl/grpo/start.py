@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from typing import TYPE_CHECKING
-
-from pacorl.io.files import numbered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,13 +25,15 @@ def check_unfinished(out: Path) -> None:
 
 def free_folder(out: Path) -> Path:
     """Find the first of OUT, OUT-2, OUT-3 … that is free or holds an unfinished run."""
-    for folder in numbered(out):
+    folder = out
+    for number in count(2):
         try:
             check_unfinished(folder)
         except ValueError:
-            continue
-        return folder
-    raise AssertionError("there is always a next number")
+            folder = out.with_name(f"{out.name}-{number}")
+        else:
+            break
+    return folder
 
 
 def checkpoints(folder: Path) -> list[Path]:

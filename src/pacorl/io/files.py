@@ -18,7 +18,6 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
 
 PART = ".part"
@@ -223,12 +222,6 @@ def check_no_link(*folders: Path) -> None:
     for folder in folders:
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "a link, through which nothing is written; remove it", str(folder))
-
-
-def numbered(path: Path) -> Iterator[Path]:
-    """PATH, PATH-2, PATH-3 …"""
-    yield path
-    yield from (path.with_name(f"{path.name}-{number}") for number in count(2))
 
 
 @contextmanager

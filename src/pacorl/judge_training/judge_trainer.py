@@ -25,7 +25,6 @@ from transformers import __version__ as transformers_version
 from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes
-from pacorl.core.metric_names import SECONDS
 from pacorl.grpo.checkpoint import newest_whole
 from pacorl.io.documents import read_object, read_yaml, typed, write_json
 from pacorl.io.files import (
@@ -285,8 +284,6 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         if "train_runtime" in values:
             return
         kind = "evaluation" if "runtime" in values else "train"
-        if kind == "evaluation":
-            values[f"{SECONDS}evaluation"] = values["runtime"]
         for name in UNLOGGED:
             values.pop(name, None)
 
