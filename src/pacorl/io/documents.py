@@ -140,7 +140,10 @@ def faults_of(error: ValidationError, *, unknown: Callable[[Any], str] | None = 
         whole: the key of a fault of the whole document.
     """
     lines = []
-    for key, of_key in islice(groupby(error.errors(), key=_key_of), 3):
+    # A list without its faulty entries is too short for pydantic, so that this fault is named only alone.
+    errors = error.errors()
+    others = [fault for fault in errors if fault["type"] != "too_short"]
+    for key, of_key in islice(groupby(others or errors, key=_key_of), 3):
         faults = list(of_key)
         fault = faults[0]
         if unknown and fault["type"] == "extra_forbidden":
