@@ -36,7 +36,7 @@ def run_of(name: str) -> PolicyConfig:
 
 def planned(run: PolicyConfig) -> Plan:
     """Plan one process."""
-    return plan_training(run.model_copy(update={"processes": 1}), ask=False)
+    return plan_training(run.model_copy(update={"processes": 1}))
 
 
 def row(name: str, plan: Plan) -> str:

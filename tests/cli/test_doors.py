@@ -41,7 +41,7 @@ MISUSED: list[tuple[list[str], str]] = [
     (["benchmark", "t2is"], "data"),
     (["benchmark", "consistency-rank", "rank", "--judge", "tiny", "--model", "tiny"], "--model"),
     ([*CHECK, "--min", "0.5", "--judge", ""], "--judge"),
-    (["train-character", "zorp", "--card", "12"], "--dry-run"),
+    (["train-policy", "tiny", "--card", "12"], "--dry-run"),
     (["generate", "--from", "a.png", "--layout", "1x2", *TEXTS], "--judge"),
     (["generate", "--from", "a.png", "--judge", "tiny", "--min", "0.5"], "--layout"),
     (

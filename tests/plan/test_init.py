@@ -66,7 +66,7 @@ def start(job: str, kind: str, card: str = "24", *more: str, path: str = "my.yam
 def by_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of a plan's minute: the weights of the published transformer in their form."""
 
-    def plan(config: PolicyConfig, *, ask: bool, card: int) -> Plan:
+    def plan(config: PolicyConfig, *, card: int) -> Plan:
         size = config.generator.parameters * {"normal": 2, "low": 1, "lowest": 0}[config.memory]
         return Plan(memory=Memory({"train": size + 4 * 2**30}))
 

@@ -227,7 +227,7 @@ def _write_fitting(job: Job) -> Plan:
     is_tiny = job.checkpoint == TINY
     for form in FORMS:
         write_atomic(job.path, _text(job, form))
-        plan = plan_training(load(PolicyConfig, job.path), ask=False, card=0 if is_tiny else job.gigabytes)
+        plan = plan_training(load(PolicyConfig, job.path), card=0 if is_tiny else job.gigabytes)
         needed = plan.peak_bytes + CARD_MARGIN
         if is_tiny or needed <= job.gigabytes * 2**30:
             return plan

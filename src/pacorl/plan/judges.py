@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ SHARED = 0.6
 """Share of a batch's tokens that are prefixes of further questions, so that their keys and values are kept."""
 CLIP_BATCH = 32
 """Images per forward of a CLIP."""
+PANELS = 4
+"""Panels of an absent prompt."""
 CLIP_NUMBERS = 5_263_360
 """Numbers that a forward of CLIP ViT-H-14 holds at its peak, for each image."""
 
@@ -49,9 +52,9 @@ def judge_scorer(settings: JudgeSettings, configs: Parts) -> Scorer:
     )
 
 
-def clip_scorer(encoder: ClipEncoder, config: PolicyConfig, prompt: Prompt) -> Scorer:
-    """Measure an encoder of rewards, with the panels of a batch; `prompt` represents all."""
+def clip_scorer(encoder: ClipEncoder, config: PolicyConfig, prompts: Sequence[Prompt]) -> Scorer:
+    """Measure an encoder of rewards, with the panels of a batch: the first prompt's represent all."""
     width = getattr(torch, encoder.dtype).itemsize
-    images = min(CLIP_BATCH, config.sampling.batch * prompt.grid.count)
+    images = min(CLIP_BATCH, config.sampling.batch * (prompts[0].grid.count if prompts else PANELS))
     weights = sources.CLIP_PARAMETERS * width
     return Scorer(weights, images * CLIP_NUMBERS * width, files=weights)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from pacorl.grpo.builders import add_adapter
-from pacorl.grpo.lora_config import LoraConfig
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import blamed_on
-from pacorl.models.int8 import parameter_count, streamed_bytes, weight_bytes
+from pacorl.models.int8 import streamed_bytes, weight_bytes
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
@@ -32,7 +32,6 @@ PHASES = {
     "score": "scoring",
     "train": "training",
 }
-FP32 = 4
 PROCESS = 2**30
 """Python, torch, diffusers and transformers took 0.33 GiB, measured without CUDA; the rest is a guess at CUDA's, and at
 the latents and images of an epoch."""
@@ -45,9 +44,7 @@ class Memory:
     phases: Mapping[str, int]
     """On each process's card."""
     host: int = 0
-    """In main memory, for all processes of a machine, loading included."""
-    held: int = 0
-    """`host` without pages of files, which the system may drop and read again."""
+    """In main memory, for all processes of a machine; pages of files, which the system may drop, are not counted."""
     flops: float = 0
     """FLOPs of the generator in the run."""
 
@@ -63,6 +60,7 @@ class Scorer(NamedTuple):
     buffers: int
     """Peak of a forward, with the keys and values that it reads."""
     files: int
+    """Of its checkpoint."""
     streamed: int = 0
     """Weights in main memory."""
 
@@ -83,16 +81,14 @@ class Batch(NamedTuple):
 class Training(NamedTuple):
     """The trained adapter and one of its training forwards, at the size of the job's first batch."""
 
-    config: LoraConfig
+    config: PolicyConfig
     batch: int
     copies: int = 4
-    """Tensors of the adapter's size, gradients excluded: weights, average and AdamW's two moments."""
+    """Tensors of the adapter's size, gradients excluded: weights, average, AdamW's two moments, and perhaps others."""
     compiles_sampling: bool = False
     """Whether samples are drawn with gradients, as compiled steps are."""
     steps: float = 0
     """Number of such forwards in the run."""
-    pictures: bool = False
-    """Whether it trains on images, which the VAE encodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +141,11 @@ def measure(job: Job) -> Memory:
     for name, figure in figures:
         largest[name] = max(largest.get(name, 0), round(figure))
     phases = {phase: largest[phase] for phase in PHASES if phase in largest}
-    return Memory(phases, max(largest["held"], largest["host"]), largest["held"], largest["flops"])
+    return Memory(phases, largest["host"], largest["flops"])
 
 
 def _figures(job: Job, configs: Parts) -> Iterator[tuple[str, float]]:
-    """List a job's bytes by phase, `host` and `held` bytes, and FLOPs; the largest of a name counts.
+    """List a job's bytes by phase, `host` bytes, and FLOPs; the largest of a name counts.
 
     Each is linear in the number of blocks.
 
@@ -191,7 +187,7 @@ def _figures(job: Job, configs: Parts) -> Iterator[tuple[str, float]]:
     # Encoding, judging, and the rest.
     largest = max((batch.size for batch in job.batches), key=lambda size: size.height * size.width)
     yield "encode", lasting + encoding + text_pass(inputs, largest, prompts=prompts).peak
-    if policy.max_sources or (training and training.pictures):
+    if policy.max_sources:
         yield "encode", lasting + encoding + image_pass(policy, largest).peak
     buffers = max((scorer.buffers for scorer in job.scorers), default=0)
     if job.scorers:
@@ -229,30 +225,22 @@ def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides
 
 
 def _main_memory(job: Job, inputs: Inputs, *, adapter: int, waiting: int) -> Iterator[tuple[str, float]]:
-    """List `host` and `held` bytes.
+    """List `host` bytes: while the transformer loads, and with all models loaded.
 
     Args:
         adapter: bytes of the trained weights.
         waiting: bytes of the generator while it waits for its turn on the card.
     """
-    policy = inputs.policy
     prompt = inputs.conditioning(job.batches[0].size, batch=1)
     process = PROCESS + job.encoded * sum(tensor.nbytes for tensor in prompt.tensors.values())
+    streamed = streamed_bytes(inputs.policy.transformer)
+    yield "host", job.world * (process + streamed + adapter)
 
-    # Loading: text encoders, and then the transformer.
-    streamed = streamed_bytes(policy.transformer)
-    placed = job.world * (process + streamed + adapter)
-    yield "held", placed
-    yield "host", placed + sum(weight_bytes(encoder) + streamed_bytes(encoder) for encoder in policy.text_encoders)
-    yield "host", placed + (parameter_count(policy.transformer) - adapter // FP32) * policy.pipeline.vae.dtype.itemsize
-
-    # Scoring models are read while the generator waits, and then wait as well.
+    # A training frees its text encoders. In turns the scoring models wait as well.
     if not job.training:
-        streamed += sum(map(streamed_bytes, policy.text_encoders))
-    together = job.world * (process + waiting + streamed + sum(scorer.streamed for scorer in job.scorers))
-    for scorer in job.scorers:
-        yield "host", together + scorer.files
-    yield "held", together + job.world * job.in_turns * sum(scorer.weights for scorer in job.scorers)
+        streamed += sum(map(streamed_bytes, inputs.policy.text_encoders))
+    scorers = sum(scorer.streamed + job.in_turns * scorer.weights for scorer in job.scorers)
+    yield "host", job.world * (process + streamed + waiting + scorers)
 
 
 # --- depth -----------------------------------------------------------------------------------------------------

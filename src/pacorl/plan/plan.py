@@ -11,19 +11,16 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import torch
 
-from pacorl.config.options import MEMORY
 from pacorl.core.devices import available_device
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import checked_config, read_prompts
-from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rows import divide
 from pacorl.judge import settings_of
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions
@@ -44,33 +41,23 @@ CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `pacorl init` leaves free on a card."""
-LEAKS = "leaks"
-"""Fact: training prompts that are also evaluated."""
-FEW_IMAGES = 8
-"""Images of an evaluation below which an interval shows hardly any change."""
 NO_CARD = "no card here"
 LEAST_HOURS = 0.1
 """Hours below which a run's time is not its products', and none is shown."""
-
-
-def device() -> tuple[str, int | None]:
-    """Return the card's name and its bytes, which are None without a GPU."""
-    match available_device():
-        case "cuda":
-            card = torch.cuda.get_device_properties(0)
-            return card.name, int(card.total_memory)
-        case "mps":
-            return "Apple GPU", int(torch.mps.recommended_max_memory())
-    return NO_CARD, None
 
 
 def machine(card: int = 0) -> dict[str, Any]:
     """Return a plan's fields for this machine, or for one with a card of this size, whose main memory is unknown."""
     if card:
         return {"device": f"a card of {card} GB", "device_bytes": card * 2**30}
-    name, size = device()
-    main = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"device": name, "device_bytes": size, "main_bytes": main}
+    fields: dict[str, Any] = {"main_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
+    match available_device():
+        case "cuda":
+            properties = torch.cuda.get_device_properties(0)
+            fields |= {"device": properties.name, "device_bytes": int(properties.total_memory)}
+        case "mps":
+            fields |= {"device": "Apple GPU", "device_bytes": int(torch.mps.recommended_max_memory())}
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +68,6 @@ class Plan:
     absences: Sequence[MissingFile] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Counts of data and steps, and findings about the data such as leaks."""
-    less_memory: Sequence[str] = ()
-    """Settings with which the command needs less of a card."""
     hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Card → hours of a training on one for each process: at best, and at most."""
     processes: int = 1
@@ -101,11 +86,15 @@ class Plan:
     def shortage(self) -> str:
         """What the run does not fit, with the fix; empty if it fits."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
-            ways = ", or ".join([*self.less_memory, "a smaller batch, size or model"])
-            return f"does not fit {self.device}: try {ways}"
-        if self.main_bytes and self.memory.held > self.main_bytes:
-            ways = "start fewer processes, keep models on the card (memory normal), or take a smaller model"
-            return f"does not fit {size_text(self.main_bytes)} of main memory: {ways}"
+            return (
+                f"does not fit {self.device}: try memory low or lowest, in training gradient_checkpointing too, or a "
+                "smaller batch, size or model"
+            )
+        if self.main_bytes and self.memory.host > self.main_bytes:
+            return (
+                f"does not fit {size_text(self.main_bytes)} of main memory: start fewer processes, keep models on the "
+                "card (memory normal), or take a smaller model"
+            )
         return ""
 
     @property
@@ -116,18 +105,11 @@ class Plan:
     @property
     def verdict(self) -> str:
         """The first line of the dry run."""
-        fit = self.shortage or f"fits {self.device}"
-        if not self.device_bytes:
-            size = size_text(self.peak_bytes + CUDA_BYTES)
-            fit = f"{self.device}, so the CPU computes; a card would need {size}; {self.shortage}"
-        main_memory = size_text(self.memory.held, self.main_bytes)
-        with_files = f"{size_text(self.memory.host)} with cached files"
-        findings = [fit.removesuffix("; "), f"main memory {main_memory} ({with_files})"]
+        fit = self.shortage
+        if not fit:
+            fit = f"fits {self.device}" if self.device_bytes else self.device
         keys = dict.fromkeys(absence.key for absence in self.absences)
-        findings.append(f"absent or broken: {', '.join(keys) or 'nothing'}")
-        if LEAKS in self.facts:
-            findings.append("nothing is held out, see leaks")
-        return "; ".join(findings)
+        return f"{fit}; absent or broken: {', '.join(keys) or 'nothing'}"
 
     @property
     def exit_code(self) -> int:
@@ -141,9 +123,8 @@ class Plan:
 
     def __str__(self) -> str:
         phases = [f"{PHASES[phase]} {size_text(size)}" for phase, size in self.memory.phases.items()]
-        card = size_text(self.peak_bytes, self.device_bytes)
         screen = jinja2.Template(SCREEN, trim_blocks=True)
-        text: str = screen.render(plan=self, card=card, phases=phases, hours=_hours(self))
+        text: str = screen.render(plan=self, phases=phases, size_text=size_text, hours=_hours(self))
         return text.strip()
 
 
@@ -155,8 +136,11 @@ verdict: {{ plan.verdict }}
 {% if plan.download_bytes %}
 to download: {{ "%.0f"|format(plan.download_bytes / 10**9) }} GB
 {% endif %}
-card: {{ card }}, and about 1 GiB for CUDA
+card: {{ size_text(plan.peak_bytes) }}{{ " of " ~ size_text(plan.device_bytes) if plan.device_bytes }}, and about \
+1 GiB for CUDA
   {{ phases|join(", ") }}
+main memory: {{ size_text(plan.memory.host) }}{{ " of " ~ size_text(plan.main_bytes) if plan.main_bytes }}, and room \
+to read the files of weights
 {% for name, fact in plan.facts.items() %}
 {{ name.replace("_", " ") }}: {{ fact }}
 {% endfor %}
@@ -167,43 +151,23 @@ card: {{ card }}, and about 1 GiB for CUDA
 
 
 def _hours(plan: Plan) -> Iterator[str]:
-    """List a training's hours on the card that is here, else on the listed ones of the named size, or that hold it."""
+    """List a training's hours on the listed cards of the size that is here or named, or that hold the run."""
     least = max(plan.device_bytes or 0, plan.peak_bytes + CARD_MARGIN)
-    here = [card for card in CARDS if card.name == plan.device]
-    for card in here or [card for card in CARDS if card.gigabytes * 2**30 >= least]:
+    for card in CARDS:
         low, high = plan.hours.get(card.name, (0.0, 0.0))
-        if high >= LEAST_HOURS:
-            yield f"hours on {plan.processes} × {card.name}: {figure(low)} to {figure(high)}"
+        if high >= LEAST_HOURS and card.gigabytes * 2**30 >= least:
+            yield f"hours on {plan.processes} × {card.name}: {low:.1f} to {high:.1f}"
 
 
-def smaller_forms(memory: str, *, setting: str = "memory: ") -> list[str]:
-    """List the settings whose forms of the weights need less of a card than that of `memory`."""
-    return [f"{setting}{form}" for form in MEMORY[MEMORY.index(memory) + 1 :]]
-
-
-def less_memory(config: LoraConfig) -> list[str]:
-    """List the settings with which a training needs less of a card."""
-    recomputing = [] if config.model.gradient_checkpointing else ["model.gradient_checkpointing: true"]
-    return [*recomputing, *smaller_forms(config.memory)]
-
-
-def figure(value: float, digits: int = 2) -> str:
-    """Round to significant digits, and never write `1e+03`."""
-    return f"{float(f'{value:.{digits}g}'):g}"
-
-
-def size_text(number: int, of: int | None = None) -> str:
-    """Format bytes as `3.1 GiB`, or as `3.1 GiB of 8 GiB`."""
-    text = f"{figure(number / 2**30, 3)} GiB"
-    if of:
-        return f"{text} of {size_text(of)}"
-    return text
+def size_text(number: int) -> str:
+    """Format bytes as `3.1 GiB`."""
+    return f"{number / 2**30:.1f} GiB"
 
 
 # --- a policy's training ---------------------------------------------------------------------------------------
 
 
-def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: bool = True, card: int = 0) -> Plan:
+def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, card: int = 0) -> Plan:
     """Check a config against its data and a card, and measure its memory, as `--dry-run` does; `print` shows the plan.
 
     Weights are neither loaded nor required. Users' files are executed.
@@ -211,7 +175,6 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     Args:
         config: the run. The published architecture replaces absent weights.
         rewards: names of the functions that `PolicyTrainer` is to get. Their memory is not in the plan.
-        ask: whether judges over HTTP and rewards of users' files are asked, and listed as absent if they do not answer.
         card: gigabytes of the card that the run is for; 0 for this machine's.
 
     Raises:
@@ -222,21 +185,35 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     forwards = forwards_of(config)
     config = checked_config(config, {})
     sampling, evaluation = config.sampling, config.evaluation
-    data = _read(config, samples=forwards.samples, ask=ask)
-    absences = data.absences
-    prompts = sources.prompts_or_example(config, data.prompts)
+
+    # Data. With a file absent the prompts stay unread: the plan lists all absences at once.
+    absences = list(sources.absent_prompts(config))
+    train, shown, leaks = ([], [], "") if absences else read_prompts(config)
+    prompts = [*train, *shown]
+    facts: dict[str, Any] = {
+        "images_per_epoch": forwards.samples,
+        "training_prompts": len(train),
+        "evaluation_prompts": len(shown),
+    }
+    if train:
+        facts["read_as"] = kinds_of(train)
+        facts["times_seen"] = round(config.epochs * forwards.samples / config.group_size / len(train), 1)
+    if leaks:
+        facts["leaks"] = leaks
+    encoders, broken = _check_rewards(config, prompts, shown)
+    absences += [*broken, *sources.absences_of(config, encoders)]
 
     # Images of the run. There is an evaluation before, one after, and some between.
     images = config.epochs * forwards.samples
     evaluations = 2 + ((config.epochs - 1) // evaluation.every if evaluation.every else 0)
-    images_shown = evaluations * evaluation.samples_per_prompt * (data.shown or config.prompts.evaluation_limit)
+    images_shown = evaluations * evaluation.samples_per_prompt * (len(shown) or config.prompts.evaluation_limit)
 
     # Checkpoints, and what scores the images.
     configs, missing = sources.generator_of(config.model)
     absences += missing
-    scorers = [clip_scorer(encoder, config, prompts[0]) for encoder in data.encoders]
+    scorers = [clip_scorer(encoder, config, prompts) for encoder in encoders]
     for key, settings in (("judge.checkpoint", config.judge), ("evaluation.judge", config.held_out_judge)):
-        judge_configs, missing = sources.judge(key, settings, ask=ask)
+        judge_configs, missing = sources.judge(key, settings)
         absences += missing
         if settings and judge_configs:
             scorers.append(judge_scorer(settings, judge_configs))
@@ -259,11 +236,11 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
             Batch(Size(*sampling.size), "sampling.size", sampling.batch, images, sampled),
             Batch(Size(*evaluation.size), "evaluation.size", evaluation.batch, images_shown, evaluation.steps),
         ],
-        images=max(len(prompt.sources) + len(prompt.references) for prompt in prompts),
-        prompts=data.prompts,
+        images=_images_of(prompts, config.model),
+        prompts=prompts,
         training=training,
         scorers=scorers,
-        encoded=len(data.prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit,
+        encoded=len(prompts) or config.prompts_per_epoch + config.prompts.evaluation_limit,
         world=config.processes,
     )
 
@@ -272,37 +249,26 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, ask: b
     tokens = (images * math.prod(sampling.size) + images_shown * math.prod(evaluation.size)) / SCORED_PIXELS
     scoring = tokens * sum(scorer.files for scorer in scorers)
     hours = hours_of(memory.flops, memory=config.memory, processes=config.processes, scoring=scoring)
-    return Plan(memory, absences, data.facts, less_memory(config), hours, config.processes, **machine(card))
+    return Plan(memory, absences, facts, hours, config.processes, **machine(card))
 
 
-class Data(NamedTuple):
-    """Prompts of a run, and encoders of its rewards, which are not loaded."""
-
-    prompts: list[Prompt]
-    """Of training and evaluation; empty if a file is absent."""
-    shown: int
-    """Number of evaluation prompts."""
-    encoders: set[ClipEncoder]
-    absences: list[MissingFile]
-    facts: dict[str, Any]
+def _images_of(prompts: Sequence[Prompt], options: PolicyOptions) -> int:
+    """Return the most images of a prompt; of unknown prompts the editor's one."""
+    spec = POLICIES[options.kind]
+    least = int(spec.edits and not spec.sets)
+    return max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=least)
 
 
-def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
-    """Read a run's prompts, if all are here, and check them and the rewards.
+def _check_rewards(
+    config: PolicyConfig, prompts: list[Prompt], shown: list[Prompt]
+) -> tuple[set[ClipEncoder], list[MissingFile]]:
+    """Have each reward check the prompts that it will score; a user's own scores trial images too.
 
-    Args:
-        samples: images of an epoch.
+    Returns:
+        Encoders of the rewards, which are not loaded, and rewards that fail.
     """
-    # With a file absent the prompts stay unread: the plan lists all absences at once.
-    absences = list(sources.absent_prompts(config))
-    train, shown, leaks = ([], [], "") if absences else read_prompts(config)
-    prompts = [*train, *shown]
-    facts = _counts(config, train, shown, samples=samples)
-    if leaks:
-        facts[LEAKS] = leaks
-
-    # Each reward checks the prompts that it will score; a user's reward scores trial images too.
     encoders = set()
+    broken = []
     for configs, scored, size in (
         (config.rewards, prompts, config.sampling.size),
         (config.evaluation.rewards, shown, config.evaluation.size),
@@ -311,33 +277,12 @@ def _read(config: PolicyConfig, *, samples: int, ask: bool) -> Data:
             reward.check(scored)
             if isinstance(reward, ClipReward):
                 encoders.add(reward.clip)
-            elif ask and scored and isinstance(reward, UserReward) and not hasattr(reward.reward, "load"):
+            elif scored and isinstance(reward, UserReward) and not hasattr(reward.reward, "load"):
                 try:
                     smoke_test(name, reward, scored, size=Size(*size))
                 except RewardError as fault:
-                    absences.append(MissingFile("rewards", name, str(fault)))
-    return Data(prompts, len(shown), encoders, [*absences, *sources.absences_of(config, encoders)], facts)
-
-
-def _counts(config: PolicyConfig, train: list[Prompt], shown: list[Prompt], *, samples: int) -> dict[str, Any]:
-    """Count a run's prompts, and the `samples` of an epoch; with few images of an evaluation, warn of them."""
-    facts: dict[str, Any] = {
-        "images_per_epoch": samples,
-        "training_prompts": len(train),
-        "evaluation_prompts": len(shown),
-    }
-    if train:
-        facts["read_as"] = kinds_of(train)
-        facts["times_seen"] = round(config.epochs * samples / config.group_size / len(train), 1)
-    if rounded := divide(config, world=config.processes).differences(config):
-        facts["rounded"] = rounded
-    evaluated = len(shown) * config.evaluation.samples_per_prompt
-    if 0 < evaluated < FEW_IMAGES:
-        facts["few_images"] = (
-            f"an evaluation has {evaluated}, and its interval shows large changes alone; hold out more prompts, or "
-            "raise evaluation.samples_per_prompt"
-        )
-    return facts
+                    broken.append(MissingFile("rewards", name, str(fault)))
+    return encoders, broken
 
 
 # --- generating ------------------------------------------------------------------------------------------------
@@ -352,16 +297,16 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         judge: the judge of candidates; behind HTTP it takes no memory here, and is asked whether it answers.
         images: number of sources and references.
     """
-    spec = POLICIES[options.kind]
     configs, missing = sources.generator_of(options)
     settings = settings_of(judge, memory=options.memory) if judge else None
-    judge_configs, missing_judge = sources.judge("--judge", settings, ask=True)
+    judge_configs, missing_judge = sources.judge("--judge", settings)
+    if not size:
+        size = POLICIES[options.kind].committed.size if options.checkpoint == TINY else SIZE
     job = Job(
         options=options,
         configs=configs,
-        batches=[Batch(size or (spec.committed.size if options.checkpoint == TINY else SIZE), "size")],
-        images=images or int(spec.edits and not spec.sets),
+        batches=[Batch(size, "size")],
+        images=images or _images_of([], options),
         scorers=[judge_scorer(settings, judge_configs)] if settings and judge_configs else [],
     )
-    absences = [*missing, *missing_judge]
-    return Plan(measure(job), absences, less_memory=smaller_forms(options.memory, setting="--memory "), **machine())
+    return Plan(measure(job), [*missing, *missing_judge], **machine())

@@ -20,16 +20,15 @@ from pacorl.judge import open_judge
 from pacorl.judge.adapter import base_of
 from pacorl.judge.judge import JudgeSettings, close_judge
 from pacorl.judge.local import BASES, EMBEDDED
-from pacorl.models.lora import HUB_PATH, adapter_file
+from pacorl.models.lora import adapter_file
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.policies.spec import SINGLE_FILE, check_single_file
 from pacorl.plan.generators import model_on_meta
 from pacorl.rewards import asks_judge, build_rewards
 from pacorl.rewards.clip import ClipEncoder
-from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
-from pacorl.types import TINY, Grid, Prompt
+from pacorl.types import TINY
 
 CLIP_PARAMETERS = 986_109_441
 """Parameters of CLIP ViT-H-14, of CLIP-T. Every CLIP is planned as this one."""
@@ -71,19 +70,17 @@ def generator_of(model: PolicyOptions) -> tuple[Parts, list[MissingFile]]:
     if index:
         spec.check_source(str(index.parent))
         folders = {name: index.parent / name for name in spec.parts}
-    what = f"a diffusers checkpoint, planned as {spec.published}"
-    return _checkpoint(
-        "model.checkpoint", source, spec.parts, *OF_PIPELINE, local_part=local_part, folders=folders, what=what
-    )
+    configs, lacking = _read(spec.parts, folders)
+    lacking = [name for name in lacking if name != local_part]
+    return configs, _absent_weights("model.checkpoint", source, lacking, configs, OF_PIPELINE)
 
 
-def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> tuple[Parts, list[MissingFile]]:
-    """Read a judge's configs, `model` and `processor`; empty for a judge behind HTTP, or without one.
+def judge(key: str, settings: JudgeSettings | None) -> tuple[Parts, list[MissingFile]]:
+    """Read a judge's configs, `model` and `processor`; empty without a judge, or for one behind HTTP.
 
-    Args:
-        ask: whether a judge behind HTTP is asked for its models, and is absent if it does not answer.
+    A judge behind HTTP is asked for its models, and is absent if it does not answer.
     """
-    if settings is None or (settings.remote and not ask):
+    if settings is None:
         return {}, []
     if settings.remote:
         try:
@@ -98,44 +95,29 @@ def judge(key: str, settings: JudgeSettings | None, *, ask: bool = False) -> tup
     base = next((base for base in BASES if base.lower() in source.lower()), next(iter(BASES)))
     source = str(EMBEDDED.get(source, source))
     config = local_file(str(Path(source).expanduser()), "config.json")
-    folders = {}
-    if config:
-        folders["model"] = config.parent
-    return _checkpoint(key, source, read_object(BASES[base]), folders=folders, what=f"a judge, planned as {base}")
+    configs, lacking = _read(read_object(BASES[base]), {"model": config.parent} if config else {})
+    return configs, _absent_weights(key, source, lacking, configs)
 
 
-def _checkpoint(
-    key: str,
-    source: str,
-    published: Parts,
-    *files: str,
-    local_part: str = "",
-    folders: Mapping[str, Path],
-    what: str,
-) -> tuple[Parts, list[MissingFile]]:
+def _read(published: Parts, folders: Mapping[str, Path]) -> tuple[Parts, list[str]]:
     """Read a checkpoint's configs.
 
     Args:
         published: configs in place of absent ones.
-        files: options of the download that select files.
-        local_part: a component whose weights are here.
         folders: folder of each component; empty if there is no such checkpoint on this machine.
-        what: description of the checkpoint, if all of it is absent.
+
+    Returns:
+        Configs, and the components whose weights are not here.
     """
-    configs_here = {name: _json(folder / "config.json") or published[name] for name, folder in folders.items()}
-    configs = {**published, **configs_here}
-    needed = [name for name in published if name not in WITHOUT_WEIGHTS | {local_part}]
-    lacking = [name for name in needed if not (folders and _has_weights(folders[name]))]
-    if not lacking:
-        return configs, []
-    if folders:
-        what = f"the weights of {', '.join(lacking)}"
-    # In bf16, as they are published.
-    size = 0
-    for name in lacking:
-        model = model_on_meta(configs[name], dtype=torch.bfloat16)
-        size += sum(weight.nbytes for weight in model.parameters())
-    return configs, [_absence(key, source, what, *files, size=size)]
+    configs = dict(published)
+    lacking = []
+    for name in published:
+        folder = folders.get(name)
+        if folder:
+            configs[name] = _json(folder / "config.json") or published[name]
+        if name not in WITHOUT_WEIGHTS and not (folder and _has_weights(folder)):
+            lacking.append(name)
+    return configs, lacking
 
 
 def _has_weights(folder: Path) -> bool:
@@ -163,15 +145,6 @@ def rewards_of(rewards: Sequence[MeasureConfig]) -> Mapping[str, Reward]:
     )
 
 
-def prompts_or_example(config: PolicyConfig, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """Return a run's prompts, or if they are absent one as its rewards need it: an edit, or a set of 2 × 2."""
-    if prompts:
-        return prompts
-    if not config.generator.sets or any(reward.name == EditConsistency.name for reward in config.rewards):
-        return [Prompt(0, "", sources=(Path(),))]
-    return [Prompt(0, "", grid=Grid(2, 2))]
-
-
 # --- absences --------------------------------------------------------------------------------------------------
 
 
@@ -188,7 +161,8 @@ def absences_of(config: PolicyConfig, encoders: Collection[ClipEncoder]) -> Iter
     """List the absent models of rewards and adapters of a run."""
     for encoder in encoders:
         if not local_file(encoder.checkpoint, "model.safetensors"):
-            yield _absence("rewards", encoder.checkpoint, "a CLIP", *OF_MODEL, size=4 * CLIP_PARAMETERS)
+            command = download_command(encoder.checkpoint, *OF_MODEL)
+            yield _absence("rewards", encoder.checkpoint, "a CLIP", command, size=4 * CLIP_PARAMETERS)
     yield from absent_lora("adapter.start", config.adapter.start)
 
 
@@ -198,24 +172,28 @@ def absent_lora(key: str, source: str) -> Iterator[MissingFile]:
         if source:
             adapter_file(source, fetch=False)
     except (ValueError, OSError):
-        yield _absence(key, source, "a LoRA")
+        repo, _, path = source.partition(":")
+        yield _absence(key, source, "a LoRA", download_command(repo, *(["--include", f"'{path}*'"] if path else [])))
 
 
-def _absence(key: str, source: str, what: str, *files: str, size: int = 0) -> MissingFile:
-    """Describe an absent checkpoint.
+def _absent_weights(
+    key: str, source: str, lacking: Sequence[str], configs: Parts, files: Sequence[str] = ()
+) -> list[MissingFile]:
+    """Describe a checkpoint that lacks components; `files` are options of the download that select files."""
+    if not lacking:
+        return []
+    # In bf16, as they are published.
+    size = 0
+    for name in lacking:
+        model = model_on_meta(configs[name], dtype=torch.bfloat16)
+        size += sum(weight.nbytes for weight in model.parameters())
+    what = f"the weights of {', '.join(lacking)}"
+    return [_absence(key, source, what, download_command(source, *files), size=size)]
 
-    Args:
-        files: options of the download that select files.
-        size: bytes of the download, if they are known.
-    """
-    in_repo = HUB_PATH.fullmatch(source)
-    if Path(source).expanduser().exists() or not (in_repo or HUB_NAME.fullmatch(source)):
+
+def _absence(key: str, source: str, what: str, command: str, *, size: int = 0) -> MissingFile:
+    """Describe an absent checkpoint by the command that downloads it, and its bytes if they are known."""
+    if Path(source).expanduser().exists() or not HUB_NAME.fullmatch(source.partition(":")[0]):
         return MissingFile(key, source, f"{what}: put it into the folder {source}, or name a model of the hub")
-    command = f"`{download_command(source, *files)}`"
-    if in_repo:
-        command = f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
-    if size:
-        command += f", {size / 10**9:.0f} GB"
-    if any(spec.gated and spec.published == source for spec in POLICIES.values()):
-        command = f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {command}"
-    return MissingFile(key, source, f"{what}: {command}", size)
+    known_size = f", {size / 10**9:.0f} GB" if size else ""
+    return MissingFile(key, source, f"{what}: `{command}`{known_size}", size)

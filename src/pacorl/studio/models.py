@@ -59,10 +59,10 @@ def fit_of(model: str) -> Memory:
     for memory in MEMORY:
         plan = plan_generation(spec.options_for(model, dtype="bfloat16", memory=memory), judge=judge_of(model))
         # Without a card the models are in main memory.
-        main = plan.memory.held if plan.device_bytes else plan.memory.held + plan.peak_bytes
+        main = plan.memory.host if plan.device_bytes else plan.memory.host + plan.peak_bytes
         if not plan.shortage and main <= (plan.main_bytes or main):
             return memory
-    needs = f"a card of {plan.peak_bytes / 2**30:.0f} GB and {plan.memory.held / 2**30:.0f} GB of main memory"
+    needs = f"a card of {plan.peak_bytes / 2**30:.0f} GB and {plan.memory.host / 2**30:.0f} GB of main memory"
     raise ValueError(f"{model} does not fit this machine: in its smallest form, with a judge, it takes {needs}")
 
 

@@ -92,8 +92,6 @@ class PolicySpec:
     """Parameters of the published transformer, as counted in its checkpoint, to verify the architecture."""
     licence: tuple[str, str] = ("", "")
     """Licence of the published checkpoint: the hub's identifier and, if that is "other", its name."""
-    gated: bool = False
-    """Whether the published checkpoint is fetched only after its licence was accepted."""
     tiny: str = ""
     """Home of the fields of its committed checkpoint, `module:NAME`; empty if it has none."""
     distilled: Mapping[str, str] = field(default_factory=dict)
