@@ -218,14 +218,17 @@ def _changes(key: str, before: Any, now: Any) -> Iterator[tuple[str, list[Any]]]
 
 
 def check_changes(changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], warns: bool = True) -> None:
-    """Raise ConfigError if keys outside the `free` keys and sections change; else log a warning for each change."""
+    """Log a warning for each change of the `free` keys and sections, and raise ConfigError if other keys change."""
     prefixes = tuple(f"{key}." for key in free)
-    described = {key: f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changes.items()}
-    frozen = [described[key] for key in changes if not f"{key}.".startswith(prefixes)]
+    frozen = []
+    for key, (old, new) in changes.items():
+        change = f"{key} was {old!r} and is now {new!r}"
+        if not f"{key}.".startswith(prefixes):
+            frozen.append(change)
+        elif warns:
+            logger.warning("resumed with another setting: %s", change)
     if frozen:
         raise ConfigError(
             f"a run that goes on keeps its settings, and {'; '.join(frozen)}: take the old values, or "
             "start anew with out=…, from this run's LoRA by adapter.start (of a judge tuning.start)"
         )
-    for text in described.values() if warns else ():
-        logger.warning("resumed with another setting: %s", text)

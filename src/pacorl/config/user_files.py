@@ -60,11 +60,9 @@ def users_value(name: str) -> Any:
             an error or lacks NAME.
     """
     match = NAME.fullmatch(name)
-    if not match:
-        raise ValueError(f"{name!r} is not of the form {FORM}")
+    if not match or not Path(match["path"]).is_file():
+        raise ValueError(f"{name!r} names no file here or beside the config; name your own code as {FORM}")
     path = Path(match["path"])
-    if not path.is_file():
-        raise ValueError(f"{path} is no file here or beside the config; name your own code as {FORM}")
     if os.environ.get(NO_USER_FILES):
         raise ValueError(
             f"{name!r} is code, which the studio does not execute; `pacorl` trains with it if you trust it"

@@ -30,7 +30,6 @@ from pacorl.records.characters import find_character
 from pacorl.records.leaks import split_prompts
 from pacorl.records.prompts import kinds_of, load_prompts, save_prompts
 from pacorl.rewards import asks_judge
-from pacorl.rewards.reward import RewardError
 from pacorl.types import TINY, Prompt
 
 CARD = re.compile(r"(?:([1-9]\d*)x)?([1-9]\d*)")
@@ -272,11 +271,7 @@ def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, re
     for prompt in records:
         check_images(spec.policy, prompt, f"model.kind {spec.kind}")
     for function in rewards_of(configs).values():
-        try:
-            function.check(records)
-        except RewardError as fault:
-            other = "" if reward else "; or give a reward of your own with --reward FILE:NAME"
-            raise ValueError(f"{fault}{other}") from None
+        function.check(records)
     train, held_out = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 4)))
     asking = any(map(asks_judge, configs))
     cards = 1 if model == TINY else int(size[1] or 1)

@@ -16,7 +16,6 @@ from typing import Any
 import jinja2
 import torch
 
-from pacorl.core.devices import available_device
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import checked_config, read_prompts
@@ -51,12 +50,9 @@ def machine(card: int = 0) -> dict[str, Any]:
     if card:
         return {"device": f"a card of {card} GB", "device_bytes": card * 2**30}
     fields: dict[str, Any] = {"main_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
-    match available_device():
-        case "cuda":
-            properties = torch.cuda.get_device_properties(0)
-            fields |= {"device": properties.name, "device_bytes": int(properties.total_memory)}
-        case "mps":
-            fields |= {"device": "Apple GPU", "device_bytes": int(torch.mps.recommended_max_memory())}
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        fields |= {"device": properties.name, "device_bytes": int(properties.total_memory)}
     return fields
 
 
