@@ -182,9 +182,7 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     assert not Path("run").exists()
 
     # Rewards of a file are tried.
-    Path("mine.py").write_text("def none(prompts, images):
-    return [0.5]
-")
+    Path("mine.py").write_text("def none(prompts, images):\n    return [0.5]\n")
     files = ["prompts.train=train.txt", "prompts.evaluation=test.txt"]
     changes = ["rewards=[{name: 'mine.py:none'}]", "evaluation.rewards=[]", "judge=none", *files]
     plan = plan_training(load(PolicyConfig, Path("flux_t2is_24gb"), changes), card=1)
