@@ -131,7 +131,7 @@ SHAREGPT = {"dataset_info.json": {"d": ENTRY}, "d.json": [{"messages": TURNS, "i
 
 def read_run_and_card(path: Path) -> object:
     folder = next(parent for parent in path.parents if (parent / "run").is_dir())
-    return read_run(folder / "run"), write_card(folder / "run", licence="mit")
+    return read_run(folder / "run"), write_card(folder / "run")
 
 
 def read_sharegpt(path: Path) -> object:

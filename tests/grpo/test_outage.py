@@ -20,7 +20,7 @@ from toy_world import toy_config, toy_world
 
 from pacorl.grpo.start import checkpoints
 from pacorl.io.files import digests
-from pacorl.io.outage import UnreachableError
+from pacorl.io.net import UnreachableError
 from pacorl.judge import open_judge
 from pacorl.judge.http import HttpJudge
 

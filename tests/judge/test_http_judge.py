@@ -13,8 +13,7 @@ from fake_server import FakeServer, Handler, chat_answer, p_of_images
 from PIL import Image
 
 from pacorl.io.images import ImageError
-from pacorl.io.net import ServiceFault, ServiceRefusedError
-from pacorl.io.outage import UnreachableError
+from pacorl.io.net import ServiceFault, ServiceRefusedError, UnreachableError
 from pacorl.judge import judge_from
 from pacorl.judge.http import HttpJudge, read_p_yes
 from pacorl.judge.judge import is_address, split_address

@@ -181,7 +181,7 @@ def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]
     """Check each set of files, and return the worst exit code. Raises UnreachableError if the judge falls silent."""
     from pacorl.gate.check import verdict_lines
     from pacorl.gate.panels import open_panels
-    from pacorl.io.outage import UnreachableError
+    from pacorl.io.net import UnreachableError
 
     documents: list[dict[str, Any]] = []
     codes: list[int] = []

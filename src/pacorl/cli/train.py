@@ -278,14 +278,10 @@ def report(
     echo("\n".join([*lines, f"page: {page}"]))
 
 
-def publish(
-    run: Path = Argument(help="A finished run's folder."),
-    *,
-    licence: str = Option("", help="The hub's identifier; the base's if it is known."),
-) -> None:
+def publish(run: Path = Argument(help="A finished run's folder.")) -> None:
     """Write a run's model card, and print the command that uploads it with the adapter."""
     from pacorl.report.publish import write_card
 
-    folder = write_card(run, licence=licence)
+    folder = write_card(run)
     echo(f"card: {folder / 'README.md'}")
     echo(f"next: hf upload OWNER/NAME {shlex.quote(str(folder))} . --private")

@@ -11,7 +11,7 @@ from pacorl.core.metric_names import HELD_OUT
 from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.outage import UnreachableError
+from pacorl.io.net import UnreachableError
 from pacorl.judge import open_judge
 from pacorl.judge.judge import Judge
 from pacorl.models.adapters import add_lora, start_from

@@ -31,7 +31,7 @@ from pacorl.grpo.rows import divide
 from pacorl.grpo.scoring import Scorer, overlaps, samples_per_call
 from pacorl.io.documents import JsonObject
 from pacorl.io.files import disk_errors, own_folder, write_atomic
-from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
+from pacorl.io.net import OUTAGE_SECONDS, UnreachableError
 from pacorl.io.quiet import quiet, quiet_loading
 from pacorl.judge.judge import Judge, RemoteJudge, close_judge
 from pacorl.records.leaks import LEAKS

@@ -1,4 +1,4 @@
-"""Addresses of services, and the HTTP client of each: judges and language models.
+"""Addresses of services, the HTTP client of each, and their faults and outages: judges and language models.
 
 A client has a new connection for each request, so that left-over bytes of one answer never begin the next, and follows
 no redirect, which could send a key to another host. A service of this machine is asked around the proxy.
@@ -22,6 +22,15 @@ SMALLER_FIX = "its images are too large for the server; give smaller ones, or ra
 SHOWN = 300  # characters of an address or of an error in a message
 MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 """Errors of reading a malformed document: any of Python's complaints about values."""
+OUTAGE_SECONDS = 900.0
+"""Default length of a service's outage before a run ends: a 7B server restarts in minutes."""
+
+
+class UnreachableError(ConnectionError):
+    """A service is silent, or was for longer than the permitted outage."""
+
+    exit_code = 75
+    """Exit code of the command: EX_TEMPFAIL of sysexits.h, at which a scheduler starts it again."""
 
 
 class ServiceRefusedError(ValueError):

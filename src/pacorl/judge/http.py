@@ -25,8 +25,15 @@ import numpy as np
 
 from pacorl.config.options import JUDGE_KEY
 from pacorl.core.questions import text_fault
-from pacorl.io.net import ServiceFault, ServiceRefusedError, client_options, own_headers, service_faults
-from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
+from pacorl.io.net import (
+    OUTAGE_SECONDS,
+    ServiceFault,
+    ServiceRefusedError,
+    UnreachableError,
+    client_options,
+    own_headers,
+    service_faults,
+)
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.images import DistinctImage, distinct_images
 from pacorl.judge.judge import ANSWER_SECONDS, CONCURRENCY, MOST_WORDS, RETRIES, VARIANTS, WORDS, split_address

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import model_validator
 
 from pacorl.config.base import ModelSection
-from pacorl.io.net import is_url, service_url
-from pacorl.io.outage import OUTAGE_SECONDS
+from pacorl.io.net import OUTAGE_SECONDS, is_url, service_url
 from pacorl.types import Question, Verdict
 
 RETRIES = 6

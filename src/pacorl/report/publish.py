@@ -23,15 +23,13 @@ KINDS = {
 TEMPLATE = Path(__file__).with_name("templates") / "card.md"
 
 
-def write_card(run: Path, *, licence: str = "") -> Path:
+def write_card(run: Path) -> Path:
     """Write the card into the adapter folder of a run, unless it has one; return the folder.
 
-    Args:
-        run: the run's folder, whose keys are masked.
-        licence: an identifier of the hub's; needed if the base is not known.
+    The card has the licence of a known base, and no other.
 
     Raises:
-        ValueError: a file is absent, or a card is there and `licence` asks for another one.
+        ValueError: a file is absent.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -40,8 +38,6 @@ def write_card(run: Path, *, licence: str = "") -> Path:
         raise ValueError(f"{run} has no adapter; name the folder of a finished run")
     # A card may have been edited by hand: never replace it.
     if (folder / CARD).exists():
-        if licence:
-            raise ValueError(f"{folder / CARD} is there already, and is not replaced; move it away")
         return folder
 
     # Base, licence and kind of the model.
@@ -50,12 +46,10 @@ def write_card(run: Path, *, licence: str = "") -> Path:
     tag, method = KINDS.get(read.command, KINDS["train-policy"])
     is_judge = tag == "judge"
     licences = {spec.published: spec.licence for spec in POLICIES.values()}
-    base_licence, licence_name = licences.get(base, ("", ""))
-    if not (licence or base_licence):
-        raise ValueError(f"the licence of {base or 'the base'} is not known here; name one, e.g. --licence apache-2.0")
+    licence, licence_name = licences.get(base, (None, None))
     data = ModelCardData(
-        license=licence or base_licence,
-        license_name=licence_name if not licence else None,
+        license=licence,
+        license_name=licence_name,
         base_model=base if base not in ("", TINY) else None,  # the hub links the base, and has no tiny one
         library_name="peft" if is_judge else "diffusers",
         tags=["pacorl", "lora", tag],
