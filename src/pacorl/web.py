@@ -60,11 +60,6 @@ class RefusedError(HTTPException):
         super().__init__(status, message)
 
 
-def refusal_response(refusal: RefusedError) -> Response:
-    """Write a refusal as FastAPI does."""
-    return JSONResponse({"detail": refusal.detail}, refusal.status_code)
-
-
 @dataclass(frozen=True)
 class Guard:
     """ASGI middleware of all checks, in order of cost."""
@@ -95,7 +90,8 @@ class Guard:
             if scope["type"] == "websocket":
                 # Closed with a code: uvicorn logs an error for each that is answered over HTTP.
                 return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
-            return await refusal_response(refusal)(scope, receive, send_with_headers)
+            response = JSONResponse({"detail": refusal.detail}, refusal.status_code)  # FastAPI's own form
+            return await response(scope, receive, send_with_headers)
         await self.app(scope, receive, send_with_headers)
         return None
 

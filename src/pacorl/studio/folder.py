@@ -280,10 +280,7 @@ class Folder:
         self.remove(plain(name), self.character_folder(name), *loras)
 
     def undo(self) -> None:
-        """Restore the last removal. Raises FileExistsError if something new has its place, and can be tried again."""
-        for path in self._moves:
-            if path.exists():
-                raise FileExistsError(f"there is a new {path.name}; remove it before you undo the removal")
+        """Restore the last removal. Raises OSError if something new has its place, and can be tried again."""
         for path, trashed in self._moves.items():
             trashed.rename(path)
         self.removal, self._moves = "", {}

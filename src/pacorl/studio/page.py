@@ -54,8 +54,6 @@ class StudioPage:
         self.folder = studio.folder
         self.draft = studio.draft
         self.seen = (studio.version, studio.phase)  # all is drawn below
-        self.why = False
-        """Whether "Why?" is open, also after the page is drawn anew."""
         ui.add_css(STYLE)
         ui.add_body_html(f"<script>{FOCUS}</script>")
         # The bar: sections, and the models in use.
@@ -236,13 +234,9 @@ class StudioPage:
                     ui.label(PICTURES).classes("soft")
             self.html("verdict.html", drawing=drawing)
             if recipe.score is not None:
-                with ui.expansion("Why?").bind_value(self, "why"):
-                    self.html(
-                        "why.html",
-                        drawing=drawing,
-                        judge=shown_name(recipe.judge, "judge"),
-                        practice=PRACTICE_ONLY,
-                    )
+                with ui.expansion("Why?"):
+                    judge = shown_name(recipe.judge, "judge")
+                    self.html("why.html", drawing=drawing, judge=judge, practice=PRACTICE_ONLY)
             # Candidates and the tries of a repair are one row of drawings.
             with tag("div", "candidates", role="group", aria_label="All of them, best first"):
                 for index, other in enumerate(page):

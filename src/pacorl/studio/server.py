@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,6 @@ from pacorl.studio.work import Studio
 from pacorl.web import HEADERS, Door, Guard, RefusedError, listening, run
 
 HOST = "127.0.0.1"
-MOST_SECONDS = 0.8
-"""Most seconds in which the job that runs may stop, once the server has ended."""
 binding.MAX_PROPAGATION_TIME = 1.0  # seconds until it warns: a busy machine is no fault
 # NiceGUI compiles its pages in the browser, from scripts within the page; still no other server is asked.
 POLICY = (
@@ -78,8 +75,7 @@ def serve(names: StudioModels, *, folder: Path, port: int = 8767, announce: Call
         app = make_app(studio)
         announce(f"{url}/join#{studio.folder.key}")
         run(app, listener)
-        # Loading a model cannot be stopped. The draft is saved first, files are whole, and a trainer saves itself.
-        closing = threading.Thread(target=studio.close, daemon=True)
-        closing.start()
-        closing.join(MOST_SECONDS)
+        # Loading a model cannot be stopped. Files are whole, and a trainer saves itself at the end of its input.
+        studio.stop()
+        studio.save()
         os._exit(0)  # Python's own end takes two seconds with models loaded
