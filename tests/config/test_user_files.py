@@ -20,23 +20,6 @@ from pacorl.rewards.reward import RewardError
 MINE = 'from pathlib import Path\n\nPath("FOLDER/executed").touch()\n'
 
 
-def test_a_file_is_found_beside_its_config_and_else_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("configs").mkdir()
-    for file in ("here.py", "both.py", "configs/both.py", "configs/beside.py"):
-        Path(file).write_text("def score(prompts, images): ...")
-    lines = [f"  - {{name: '{name}.py:score', label: {name}}}" for name in ("here", "both", "beside")]
-    Path("configs/my.yaml").write_text("\n".join(["rewards:", *lines]))
-    Path("configs/more.yaml").write_text("extends: my.yaml")
-    for config in ("configs/my.yaml", "configs/more.yaml"):
-        names = [reward.name for reward in load(PolicyConfig, Path(config)).rewards]
-        assert names == ["here.py:score", "configs/both.py:score", "configs/beside.py:score"]
-    monkeypatch.chdir("configs")
-    assert load(PolicyConfig, Path("my.yaml")).rewards[1].name == "both.py:score"
-    changed = load(PolicyConfig, Path("my.yaml"), ["rewards=[{name: 'beside.py:score'}]"])
-    assert [reward.name for reward in changed.rewards] == ["beside.py:score"]
-
-
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"

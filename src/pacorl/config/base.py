@@ -24,7 +24,6 @@ from pydantic import (
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.config.recipes import config_file
 from pacorl.config.reference import unknown_key
-from pacorl.config.user_files import find_beside
 from pacorl.io.documents import dump_yaml, faults_of, parse_yaml, read_yaml
 
 logger = logging.getLogger(__name__)
@@ -138,7 +137,6 @@ def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(document, dict | None):
         raise ConfigError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
     document = document or {}
-    find_beside(file.parent, document)
     base = document.pop(EXTENDS, None)
     if base is None:
         return document

@@ -1,4 +1,4 @@
-"""Users' Python code in configs: `path/to/file.py:NAME`, a path from the config's folder or from the current one.
+"""Users' Python code in configs: `path/to/file.py:NAME`, a path from the current folder.
 
 It is executed with all rights of the user, once. The environment variable NO_USER_FILES forbids it for a process and
 its children, such as the studio's trainer.
@@ -34,24 +34,6 @@ def is_in_file(name: str) -> bool:
     return ".py:" in name or name.endswith(".py")
 
 
-def find_beside(folder: Path, document: Any, *, depth: int = 4) -> None:
-    """Find the files of a config's names, in place: `mine.py:NAME` is in its folder, or else in the current one.
-
-    Args:
-        folder: the config's.
-        document: its mapping, or a section or list in it.
-        depth: levels down to a name in `evaluation.rewards`, the deepest; a YAML's aliases may nest without end.
-    """
-    entries = document.items() if isinstance(document, dict) else enumerate(document)
-    for key, value in entries:
-        if depth and isinstance(value, dict | list):
-            find_beside(folder, value, depth=depth - 1)
-        elif isinstance(value, str):
-            match = NAME.fullmatch(value)
-            if match and (folder / match["path"]).is_file():
-                document[key] = str(folder / value)
-
-
 def users_value(name: str) -> Any:
     """Execute the file of a user's name, again only if it has changed, and return its value NAME.
 
@@ -61,7 +43,7 @@ def users_value(name: str) -> Any:
     """
     match = NAME.fullmatch(name)
     if not match or not Path(match["path"]).is_file():
-        raise ValueError(f"{name!r} names no file here or beside the config; name your own code as {FORM}")
+        raise ValueError(f"{name!r} names no file from the current folder; name your own code as {FORM}")
     path = Path(match["path"])
     if os.environ.get(NO_USER_FILES):
         raise ValueError(
