@@ -39,7 +39,7 @@ def test_sharegpt_is_taken_word_for_word(folder: Path) -> None:
     first, second, third = comparisons_from(f"{folder}:cot_train")
     assert (third.question, third.consistent, len(third.images)) == ("Red?", False, 2)
     assert (first.question, first.answer, first.consistent) == ("Same?", "Yes, both are red.", True)
-    assert (first.reasons, first.category) == ("both are red.", "cot_train")
+    assert (first.reasons, first.category) == ("both are red.", "")
     assert first.images == (folder / "a.png", folder / "b.png")
     assert (second.question, second.answer, second.consistent) == ("\n<image> then <image>: same?", "No", False)
     assert (second.category, answer_text(second)) == ("Story", "No")

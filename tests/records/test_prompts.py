@@ -77,7 +77,7 @@ def test_plain_text_is_one_prompt_a_line_without_marks_of_a_list(
     assert prompts[2].panels == ("one fox, it runs", "one fox, it sleeps")
     assert [prompt.text for prompt in prompts[3:5]] == ["a fox", '"Yes" in wood']
     assert prompts[5].panels == ("It naps", "it runs")
-    assert f"{tmp_path / 'mine.txt'}:8: " in caplog.text
+    assert "'Two images of a fox': The text does not list" in caplog.text
     assert prompts[7].panels == ("an owl, asleep", "an owl, awake")
     assert prompts[2].origin == f"{tmp_path / 'mine.txt'}:4"
 

@@ -126,7 +126,7 @@ def run_benchmark(
             # Before the images of other settings are replaced.
             settings = benchmark.settings(judge="")
             of_images = ("benchmark", "data", "images")
-            _check_settings(benchmark.out / "settings.json", settings, only=of_images, fix=OTHER_FOLDER)
+            _check_settings(benchmark.out / "settings.json", settings, only=of_images)
         with sole_writer(benchmark.out, shard), progress("generating") as advance:
             benchmark.generate(shard, advance)
 
@@ -164,7 +164,7 @@ def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress
     # A folder holds results of one setting: other settings would mix in one table.
     settings = benchmark.settings(reward.name) | packed_form(options.memory)
     if (out / "settings.json").is_file():
-        _check_settings(out / "settings.json", settings, fix=OTHER_FOLDER)
+        _check_settings(out / "settings.json", settings)
     else:
         write_json(out / "settings.json", settings)
 
@@ -183,9 +183,9 @@ def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress
     return outcome
 
 
-def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[str] = (), fix: str) -> None:
-    """Raise ValueError if stored settings differ, all or `only` some; `fix` ends the message."""
-    stored = read_object(path, fix=fix)
+def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[str] = ()) -> None:
+    """Raise ValueError if stored settings differ, all or `only` some."""
+    stored = read_object(path, fix=OTHER_FOLDER)
     # In JSON's types: a tuple or a path in memory would differ from the stored list or text.
     requested = as_read_back(settings)
     differing = []
@@ -193,7 +193,7 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, only: Sequence[s
         if stored.get(key) != requested.get(key):
             differing.append(f"{key} was {stored.get(key)!r} and is {requested.get(key)!r}")
     if differing:
-        raise ValueError(f"{path.parent} holds results of other settings: {'; '.join(differing)}; {fix}")
+        raise ValueError(f"{path.parent} holds results of other settings: {'; '.join(differing)}; {OTHER_FOLDER}")
 
 
 def _measure_missing(

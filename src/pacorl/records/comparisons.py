@@ -56,7 +56,6 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
     Raises:
         ValueError: for an unknown or empty source, a faulty record, or a missing file or image.
     """
-    entry = ""
     if source.startswith(TINY_PREFIX):
         assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
         split, count = tiny_source(source)
@@ -68,8 +67,8 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
             # Last: an existing file is whole.
             save_comparisons(draw_comparisons(folder, split=split, count=count), path)
     else:
-        path, folder, entry = _located(source)
-    comparisons = read_records(path, partial(_comparison, entry=entry, folder=folder), fix=f"give {SOURCES}")
+        path, folder = _located(source)
+    comparisons = read_records(path, partial(_comparison, folder=folder), fix=f"give {SOURCES}")
     if not comparisons:
         raise ValueError(f"{source}: holds no comparisons; give {SOURCES}")
     return evenly_spread(comparisons, limit)
@@ -89,11 +88,11 @@ class DatasetEntry(BaseModel):
     formatting: Literal["sharegpt"]
 
 
-def _located(source: str) -> tuple[Path, Path, str]:
-    """Return the file of a source, the folder of its images, and the name of its entry."""
+def _located(source: str) -> tuple[Path, Path]:
+    """Return the file of a source and the folder of its images."""
     path = Path(source)
     if path.suffix.lower() == ".jsonl":
-        return _there(path), path.parent, ""
+        return _there(path), path.parent
     folder_name, _, name = source.rpartition(":")
     if not (folder_name and name):
         _there(path)
@@ -106,7 +105,7 @@ def _located(source: str) -> tuple[Path, Path, str]:
             raise ValueError(f"{name!r} is not in it; it has {', '.join(entries)}")
         with blamed_on(name):
             file_name = typed(entries[name], DatasetEntry).file_name
-        return _there(inside(folder, file_name)), folder, name
+        return _there(inside(folder, file_name)), folder
 
 
 def _there(path: Path) -> Path:
@@ -155,7 +154,7 @@ class ComparisonRecord(BaseModel):
         return self
 
 
-def _comparison(record: JsonObject, *, entry: str, folder: Path) -> Comparison:
+def _comparison(record: JsonObject, *, folder: Path) -> Comparison:
     row = validated(record, ComparisonRecord)
     count, tags = len(row.images), row.question.count(IMAGE_TAG)
     if tags not in (0, count):
@@ -164,7 +163,6 @@ def _comparison(record: JsonObject, *, entry: str, folder: Path) -> Comparison:
         "images": tuple(existing(folder, name, fix="; unpack the images beside the file") for name in row.images),
         # A judge's template puts images in front of the question; tags within it stay.
         "question": row.question.removeprefix(IMAGE_TAG * count),
-        "category": row.category or entry,
         "answer": row.messages[1].content if row.messages else "",
     }
     return Comparison(**fields)

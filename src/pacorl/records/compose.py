@@ -27,7 +27,6 @@ def prompt_from(
     panels: Sequence[str] = (),
     grid: Grid | None = None,
     criteria: SetCriteria | None = None,
-    origin: str = "",
 ) -> Prompt:
     """Compose a prompt for a model: a set if there are panels, else one image.
 
@@ -35,7 +34,6 @@ def prompt_from(
         theme: the panels' common theme. A text with panel tags is used unchanged. Without `panels`, the template writer
             (`records.panels`) writes them if the sentence requests several images.
         grid: the layout; by default the text's, else the squarest that fits.
-        origin: file and line of the text, for warnings.
 
     Raises:
         ValueError: if a text is empty, panels and layout do not fit, or a word is unknown to the tiny generator.
@@ -44,7 +42,7 @@ def prompt_from(
     if not panels and (grid is None or grid.count > 1) and read_request(theme):
         draft = write_panels(theme, count=grid.count if grid else None)
         if draft.note:
-            logger.warning("%s: %s", origin or excerpt(theme), draft.note)
+            logger.warning("%s: %s", excerpt(theme), draft.note)
         # "a 3x2 grid of …" states its layout; other numbers around a cross are the content's.
         if grid is None and LAYOUT.search(theme) and parse_layout(theme).count == len(draft.panels):
             grid = parse_layout(theme)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
+from pacorl.core.batches import grouped
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import JsonObject, blamed_on, numbered_lines, parse_object, read_text, write_jsonl
 from pacorl.records.characters import in_turn
@@ -42,6 +43,7 @@ FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
 """Syntax of other tools' files of prompts: a comment, or an option such as `--w 768`."""
 MARKED = re.compile(r"^(?:\d{1,3}[.)]|[-*•–])\s+(?=\S)")
 """Mark of a list at the beginning of a line: a number, or a bullet."""
+ONE_IMAGE = "as one image"
 ALL_QUOTED = re.compile(r"^[\"“]([^\"“”]+)[\"”]$")
 """A line in quotation marks, as tables write it."""
 
@@ -105,7 +107,7 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
         origin = f"{path}:{number}"
         with blamed_on(origin):
             if suffix == ".txt":
-                prompt = sentence_prompt(line, model=model, origin=origin)
+                prompt = sentence_prompt(line, model=model)
             else:
                 prompt = record_prompt(parse_object(line), folder=path.parent, model=model)
         prompts.append(replace(prompt, id=len(prompts), origin=origin))
@@ -117,7 +119,7 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
 # --- one prompt --------------------------------------------------------------------------------------------------
 
 
-def sentence_prompt(text: str, *, model: str = "", origin: str = "") -> Prompt:
+def sentence_prompt(text: str, *, model: str = "") -> Prompt:
     """Read a line of text: a whole prompt, a request for a set in one sentence, or one image.
 
     Raises:
@@ -133,7 +135,7 @@ def sentence_prompt(text: str, *, model: str = "", origin: str = "") -> Prompt:
         text = MARKED.sub("", text)
     text = ALL_QUOTED.sub(r"\1", text)
     # The words of one image are checked by the generator that draws it.
-    return prompt_from(model if read_request(text) else "", theme=text, origin=origin)
+    return prompt_from(model if read_request(text) else "", theme=text)
 
 
 def record_prompt(record: Mapping[str, Any], *, folder: Path, model: str = "") -> Prompt:
@@ -189,24 +191,25 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
 
 def kinds_of(prompts: Sequence[Prompt]) -> str:
     """Count prompts by how they were read, with the first of each kind: sets by their panels, single images, edits."""
-    kinds: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        kind = f"as sets of {prompt.grid.count} panels" if prompt.grid.count > 1 else "as one image"
-        kinds.setdefault("as edits" if prompt.sources else kind, []).append(prompt)
+    kinds = grouped((_kind(prompt), prompt) for prompt in prompts)
     counts = []
     for kind, of_kind in kinds.items():
         first = of_kind[0]
-        # A panel repeats the theme, for generators of separate images.
-        panels = [panel.removeprefix(f"{first.theme}, ") for panel in first.panels]
-        text = shorten(" | ".join([first.theme or first.text, *panels]), 200, placeholder=" …")
+        text = shorten(" | ".join(first.panels or (first.text,)), 200, placeholder=" …")
         counts.append(f"{len(of_kind)} {kind}, the first {first.place} {text!r}")
     # A set whose number was not understood would train as one image, if its reward takes single images too.
-    if "as one image" in kinds:
+    if ONE_IMAGE in kinds:
         counts.append(
-            f"if a set is meant ({places(kinds['as one image'])}), begin with its number of pictures in English (four "
+            f"if a set is meant ({places(kinds[ONE_IMAGE])}), begin with its number of pictures in English (four "
             "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
         )
     return "; ".join(counts)
+
+
+def _kind(prompt: Prompt) -> str:
+    if prompt.sources:
+        return "as edits"
+    return f"as sets of {prompt.grid.count} panels" if prompt.grid.count > 1 else ONE_IMAGE
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

@@ -140,25 +140,19 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     separator = max(",;\t", key=text.partition("\n")[0].count)
     # newline="": the reader must see the line breaks within quoted cells as they are.
     # strict: a stray quote is a fault and no part of a path.
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, restval="", strict=True)
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
     try:
-        if text.startswith("sep="):
-            next(rows.reader)  # a line for Excel, such as `sep=;`
-        rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or ()]
-        missing = {"reference", "candidates"}.difference(rows.fieldnames)
+        missing = {"reference", "candidates"}.difference(rows.fieldnames or ())
         if missing:
             fix = f"the first line names the columns, e.g. {EXAMPLE}"
             raise ValueError(f"{path}:1: there is no column {max(missing)!r}; {fix}")
         for row in rows:
-            surplus: Any = row.pop(None, None)
-            if surplus:
-                fix = f"name it, quote {separator!r}, or separate candidates by ' | '"
-                raise ValueError(f"{path}:{rows.line_num}: {surplus[0]!r} has no column name; {fix}")
-            if any(row.values()) and not row["candidates"]:
-                fix = f"columns are separated by {separator!r}, as in the first line"
-                raise ValueError(f"{path}:{rows.line_num}: there are no candidates; {fix}")
+            # The reader's marks of surplus and of missing cells.
+            if None in (*row, *row.values()):
+                fix = f"separate them by {separator!r}, quote one that holds it, and separate candidates by ' | '"
+                raise ValueError(f"{path}:{rows.line_num}: a cell for each column is needed; {fix}")
             if any(row.values()):
-                tiers = [[name.strip() for name in TIE.split(tier)] for tier in row["candidates"].split("|")]
-                yield rows.line_num, {**row, "candidates": tiers}
+                tiers = row["candidates"].split("|") if row["candidates"] else []
+                yield rows.line_num, {**row, "candidates": [TIE.split(tier) for tier in tiers]}
     except csv.Error as error:
         raise ValueError(f"{path}:{rows.line_num + 1}: not valid CSV ({error})") from None
