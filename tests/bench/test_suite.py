@@ -13,7 +13,6 @@ import pytest
 from asked import Asked
 
 from pacorl.bench import running
-from pacorl.bench.items import Dataset
 from pacorl.bench.options import BenchmarkOptions
 from pacorl.bench.running import Outcome
 from pacorl.bench.suite import INTERVALS, Benchmark, PaperTable, Row, Table
@@ -37,8 +36,8 @@ class Numbers(Benchmark[Any]):
         self.measured: list[str] = []
         super().__init__(out, BenchmarkOptions(**{"judge": "here", "out": out, **options}))
 
-    def read(self, source: Path) -> Dataset[Any]:
-        return Dataset(source, [SimpleNamespace(key=key) for key in self.all_keys], [])
+    def read(self, source: Path) -> tuple[Path, list[Any]]:
+        return source, [SimpleNamespace(key=key) for key in self.all_keys]
 
     def settings(self, judge: str) -> dict[str, Any]:
         return super().settings(judge) | {"setting": self.setting}
@@ -82,7 +81,7 @@ def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> 
 
 def test_processes_share_the_items_and_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # In an earlier run of one process the judge had no answer about an item of the second process.
-    run(Numbers(KEYS[:2], tmp_path, silent=["bb"]))
+    run(Numbers(KEYS, tmp_path, silent=["bb"], limit=3))
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun numbers the processes
     outcomes, shares = [], []
     for index in range(2):
@@ -90,8 +89,8 @@ def test_processes_share_the_items_and_their_results(tmp_path: Path, monkeypatch
         share = Numbers(KEYS, tmp_path, image_batch=1)
         outcomes.append(run(share))
         shares.append(share.measured)
-    assert shares == [["ccc", "eeeee"], ["bb", "dddd"]]
-    assert [outcome.measured for outcome in outcomes] == [3, 5]
+    assert shares == [["ccc", "eeeee"], ["bb"]]
+    assert [outcome.measured for outcome in outcomes] == [4, 5]
 
 
 def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:

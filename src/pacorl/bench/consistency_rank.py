@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pacorl.bench.items import Dataset, ImageCache
+from pacorl.bench.items import ImageCache
 from pacorl.bench.suite import INTERVALS, Benchmark, Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
@@ -40,9 +40,8 @@ class ConsistencyRank(Benchmark[Ranked]):
     table = Table("ConsistencyRank", tuple(MEASURES.values()), (NOTE, INTERVALS.format("folders")))
     paper = paper_table("consistency_rank")
 
-    def read(self, source: Path) -> Dataset[Ranked]:
-        items = load_ranked(source)
-        return Dataset(source / RANKS, items, content=[[item.key, item.rank_images] for item in items])
+    def read(self, source: Path) -> tuple[Path, list[Ranked]]:
+        return source / RANKS, load_ranked(source)
 
     @property
     def images(self) -> Path:

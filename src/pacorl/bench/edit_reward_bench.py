@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from pacorl.bench.items import Dataset, ImageCache
+from pacorl.bench.items import ImageCache
 from pacorl.bench.suite import INTERVALS, NO_PAPER, Benchmark, Row, Table, Texts, macro_means, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
@@ -152,7 +152,7 @@ class EditRewardBench(Benchmark[Choice]):
     """Index of each column in: the accuracy of each of DIMENSIONS, as a macro mean over task types, strict and then
     with ties, and over all rows."""
 
-    def read(self, source: Path) -> Dataset[Choice]:
+    def read(self, source: Path) -> tuple[Path, list[Choice]]:
         """Read a table: a JSONL, a JSON list, or a folder of one JSONL."""
         path = source / ROWS if source.is_dir() else source
         rows = read_records(path, dict, fix=f"`pacorl data {source}` makes it of the published parquet files")
@@ -162,7 +162,7 @@ class EditRewardBench(Benchmark[Choice]):
                 choice = typed(row, self.row).choice(number)
             if choice.dimension:
                 choices.append(choice)
-        return Dataset(path, choices, content=rows)
+        return path, choices
 
     @cached_property
     def _outputs(self) -> dict[str, tuple[Choice, int]]:

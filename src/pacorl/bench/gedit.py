@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from pacorl.bench.items import Dataset, ImageCache
+from pacorl.bench.items import ImageCache
 from pacorl.bench.suite import INTERVALS, ImageBenchmark, Row, Table, Texts, macro_means, paper_table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob
@@ -110,12 +110,11 @@ class GeditBench(ImageBenchmark[Edit]):
     paper = paper_table("gedit")
     edits = True
 
-    def read(self, source: Path) -> Dataset[Edit]:
+    def read(self, source: Path) -> tuple[Path, list[Edit]]:
         """Read the edits of a folder, or of one of its files."""
         path = source / EDITS if source.is_dir() else source
         fix = f"`pacorl data {source}` makes it of GEdit-Bench's parquet files"
-        edits = read_records(path, partial(typed, kind=Edit), fix=fix)
-        return Dataset(path, edits, content=[edit.model_dump() for edit in edits])
+        return path, read_records(path, partial(typed, kind=Edit), fix=fix)
 
     def settings(self, judge: str) -> JsonObject:
         return super().settings(judge) | {"rubric": text_digest("".join(RUBRIC.values()))[:16]}

@@ -1,32 +1,15 @@
-"""Items of published data, and their images."""
+"""Images of published data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from pacorl.io.files import inside
 from pacorl.io.images import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Dataset(Generic[Item]):
-    """Published data of a benchmark."""
-
-    file: Path
-    """File of the items, beside their images."""
-    items: Sequence[Item]
-    """Each with a `key`, which no other has."""
-    content: Sequence[Any]
-    """Texts of all the data, which identify them."""
 
 
 class ImageCache:

@@ -5,18 +5,17 @@ A measured row of a table has intervals; a row copied from the paper is marked.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from pacorl.bench.items import Dataset, ImageCache, Item
+from pacorl.bench.items import ImageCache
 from pacorl.bench.options import GENERATOR, BenchmarkOptions
 from pacorl.core.ranking import Floats, Indices, Interval
 from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing
@@ -34,6 +33,7 @@ from pacorl.types import Question
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Item = TypeVar("Item")
 Row = dict[str, Any]
 """Raw result of one item: `key` and the judgements, or `error` with the reason why there are none."""
 Texts = Mapping[str, Sequence[str]]
@@ -145,20 +145,18 @@ class Benchmark(ABC, Generic[Item]):
         self.options = options
         self.out = options.out or Path("runs") / "bench" / self.name
         """Folder of the run."""
-        data = self.read(source)
-        all_items = by_key(data.items, attrgetter("key"), source=data.file)
+        file, items = self.read(source)
+        all_items = by_key(items, attrgetter("key"), source=file)
         if not all_items:
-            raise ValueError(f"{data.file} holds no records")
+            raise ValueError(f"{file} holds no records")
         self.items: Mapping[str, Item] = dict(evenly_spread(list(all_items.items()), options.limit))
         """The selected items by key, in order."""
         self.total = len(all_items)
         """Number of items, whatever the limit."""
-        self.folder = data.file.parent
+        self.folder = file.parent
         """Folder of the data."""
         # The content and not the path: results stay valid if the data are moved. All of it: a limit may be raised.
-        # `str` for types that JSON lacks, and 64 bits, enough to distinguish versions.
-        content = json.dumps(list(data.content), sort_keys=True, default=str)
-        self.fingerprint = text_digest(content)[:16]
+        self.fingerprint = text_digest(repr(items))[:16]
 
     @property
     def images(self) -> Path:
@@ -170,8 +168,12 @@ class Benchmark(ABC, Generic[Item]):
         return {"benchmark": self.name, "data": self.fingerprint, "judge": judge}
 
     @abstractmethod
-    def read(self, source: Path) -> Dataset[Item]:
-        """Read and check the data. Raises ValueError naming the file and line of a fault."""
+    def read(self, source: Path) -> tuple[Path, Sequence[Item]]:
+        """Read and check the data: the file of the items, beside their images, and the items, each with a `key`.
+
+        Raises:
+            ValueError: naming the file and line of a fault.
+        """
 
     @abstractmethod
     def texts(self) -> Texts:

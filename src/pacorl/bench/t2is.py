@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from pacorl.bench.items import Dataset, ImageCache
+from pacorl.bench.items import ImageCache
 from pacorl.bench.options import GENERATOR
 from pacorl.bench.suite import INTERVALS, ImageBenchmark, Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
@@ -124,7 +124,7 @@ class T2isBench(ImageBenchmark[Case]):
     edits = False
     images_in = "images"
 
-    def read(self, source: Path) -> Dataset[Case]:
+    def read(self, source: Path) -> tuple[Path, list[Case]]:
         """Read the three files; a fault names the case whose entries do not match."""
         fix = "give the folder of ChengyouJia/T2IS-Bench as published"
         cases, criteria, alignment = (read_object(source / name, fix=fix) for name in (CASES, CRITERIA, ALIGNMENT))
@@ -136,7 +136,7 @@ class T2isBench(ImageBenchmark[Case]):
                 items.append(typed(entry | attached, Case))
         if self.options.aesthetics:
             _ = self.predictor.head  # a missing one is refused before images are generated
-        return Dataset(source / CASES, items, content=[cases, criteria, alignment])
+        return source / CASES, items
 
     def settings(self, judge: str) -> JsonObject:
         return super().settings(judge) | {"aesthetics": self.options.aesthetics}

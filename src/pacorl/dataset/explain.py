@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field
 
 from pacorl.dataset.export import label
 from pacorl.dataset.llm import fill_journal
-from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import Journal, JsonObject
 from pacorl.io.images import open_image, png_bytes
@@ -61,8 +60,7 @@ def explain(
     labels = label(folder, rankings)
     pairs = {pair_key(pair): pair for pair in labels.pairs[:limit]}
 
-    path = folder / "explanations.jsonl"
-    journal = Journal(path)
+    journal = Journal(folder / "explanations.jsonl")
     rows = journal.items
 
     # A label may change when more people rank: the pair then needs reasons for the new label.
@@ -77,10 +75,6 @@ def explain(
     fill_journal(journal, missing, answer, workers=workers, progress=progress)
     status = Counter(rows[key]["status"] for key in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
-    # Recorded with failed pairs too: the next call finds them in the journal, and tries them again.
-    inputs = [*folder.glob("rankings.jsonl"), *rankings]
-    step = DatasetStep(folder, "explain", inputs=inputs, options={"model": model.model})
-    counts = step.finish(outputs=[path], counts=counts)
     faults = [rows[key]["error"] for key in pairs if rows[key]["status"] == "failed"]
     return counts | {"first_fault": faults[0]} if faults else counts
 

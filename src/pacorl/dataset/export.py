@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacorl.dataset.importing import joined_rankings
-from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.rules import (
     Split,
     alike_pairs,
@@ -25,7 +24,7 @@ from pacorl.dataset.rules import (
     split_groups,
 )
 from pacorl.io.documents import JsonObject, read_journal
-from pacorl.io.files import claim_folder, flush_all, make_folder, text_digest, write_atomic
+from pacorl.io.files import claim_folder, flush_all, make_folder, sweep, text_digest, write_atomic
 from pacorl.io.terminal import Progress, silent
 from pacorl.records.comparisons import INFO, save_comparisons, save_info
 from pacorl.records.consistency_rank import IMAGES, PROMPTS, RANKS, Ranked, save_ranked
@@ -152,11 +151,8 @@ def export(
     for name in FILES:
         if out / name not in written:
             (out / name).unlink(missing_ok=True)
-    # The manifest lists the inputs, so that a later export can be compared.
-    inputs = [*folder.glob("rankings.jsonl"), *rankings, *folder.glob("explanations.jsonl")]
-    options = {"test_share": test_share, "out": str(out)}
-    step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
-    return step.finish(outputs=written, counts=counts)
+    sweep(out)
+    return counts
 
 
 def people_counts(answers: Sequence[Ranking]) -> JsonObject:

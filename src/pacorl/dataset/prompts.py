@@ -101,7 +101,7 @@ def llm_writer(model: ChatModel) -> Writer:
         text = request_text(order, themes)
         reply = ask_for_set(model, text, count=order.grid.count, check=check)
         prompt = compose(reply.theme, reply.panels, order.grid, shared=reply.shared)
-        return record_of(replace(prompt, size=SIZE, criteria=reply.criteria)) | _kind(order, source="Generated")
+        return record_of(replace(prompt, size=SIZE, criteria=reply.criteria)) | _kind(order)
 
     return write
 
@@ -133,13 +133,13 @@ def tiny_writer(*, count: int, grid: Grid, seed: int = 0) -> Writer:
     prompts = set_prompts("train", count, seed=seed, grid=grid)
 
     def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
-        return record_of(prompts[order.number]) | _kind(order, source="Tiny")
+        return record_of(prompts[order.number]) | _kind(order)
 
     return write
 
 
-def _kind(order: PromptOrder, *, source: str) -> JsonObject:
-    return {"category": order.subject.category, "task_name": order.subject.name, "from": source}
+def _kind(order: PromptOrder) -> JsonObject:
+    return {"category": order.subject.category, "task_name": order.subject.name}
 
 
 # --- the step ----------------------------------------------------------------------------------------------------
