@@ -19,7 +19,7 @@ from pacorl.report.figures import MINUS, label
 from pacorl.report.folder import RunFolder, Sample, numbers, read_run
 from pacorl.report.html import render
 from pacorl.report.page import Set, by_change, gallery, match
-from pacorl.report.results import PLACES, Result, change_text, compared, interval_note, pair_up, paired, summarised
+from pacorl.report.results import INTERVAL_NOTE, PLACES, Result, change_text, compared, pair_up, paired, summarised
 
 NOT_COMPARED = {"out", "seed"}
 MEASURES = re.compile(
@@ -71,7 +71,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         names=names,
         runs=list(chain(*pairs.values())),
         lines=[*(unlike or lines[:1]), *left_out],
-        note=interval_note("training seeds" if by_seed else "prompts and seeds of noise"),
+        note=INTERVAL_NOTE,
         results=rows,
         seeds=list(pairs) if by_seed else [],
         bold=not unlike,

@@ -24,7 +24,7 @@ from pacorl.report.curves import charts
 from pacorl.report.figures import ShownImage, show
 from pacorl.report.folder import CONSISTENCY, REWARD, RunFolder, Sample, read_run
 from pacorl.report.html import render
-from pacorl.report.results import JUDGE_NOTE, interval_note, pair_up, rows_of
+from pacorl.report.results import INTERVAL_NOTE, pair_up, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def write_report(run: Path) -> Path:
         name=name,
         title=read.summary.get("title") or name,
         results=rows_of(read),
-        note=JUDGE_NOTE if "held_out_pairs" in read.summary else interval_note("prompts and seeds of noise"),
+        note=INTERVAL_NOTE,
         charts=charts(read),
         epochs=list(read.samples),
         unmatched=unmatched,

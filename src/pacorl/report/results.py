@@ -22,11 +22,13 @@ PLACES = 3
 """Decimals of a difference."""
 BOOTSTRAP_FROM = 20
 """Groups from which intervals are bootstrapped; with fewer, a bootstrap is too narrow, and Student's t is used."""
-JUDGE_NOTE = (
-    "Small figures are 95 % intervals of a difference, bootstrapped over the n groups of evaluation pairs; over a few "
-    "groups they are too narrow. A difference is set in bold if its interval leaves out zero."
+INTERVAL_NOTE = (
+    "Small figures are 95 % intervals over the n groups of a difference: prompts with their seeds of noise, training "
+    f"seeds, or groups of evaluation pairs. They are Student’s t below {BOOTSTRAP_FROM} groups, bootstrapped above; "
+    "those of evaluation pairs are always bootstrapped, and too narrow over few groups. There is none over very few "
+    "groups, or where all differ alike. A difference is set in bold if its interval leaves out zero."
 )
-"""Explains the intervals of a judge's table, which its training writes (`judge_training.held_out`)."""
+"""Explains the intervals of every table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +78,6 @@ def _interval(values: Sequence[float]) -> Interval:
         return t_interval(values)
     array = np.array(values)
     return bootstrap(range(len(values)), lambda rows: array[rows].mean(keepdims=True), draws=1000)[0]
-
-
-def interval_note(unit: str) -> str:
-    """Explain the intervals of a table whose groups are `unit`."""
-    return (
-        f"Small figures are 95 % intervals over the n {unit} of a difference: Student’s t below {BOOTSTRAP_FROM}, "
-        "bootstrapped above; there is none below 3, or where all differ alike. A difference is set in bold if its "
-        f"interval leaves out zero. Both sides are of the same {unit}."
-    )
 
 
 def rows_of(run: RunFolder) -> list[Result]:
