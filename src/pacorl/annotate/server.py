@@ -154,7 +154,10 @@ class Annotation:
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
         instances = read_instances(self.folder / "instances.jsonl")
-        self._check_images(instances)
+        for instance in instances:
+            with blamed_on(f"instances.jsonl: {instance.id}"):
+                for image in (instance.reference, *instance.candidates):
+                    existing(self.folder, image)
         questions = [*instances]
         if controls:
             questions += foreign_controls(instances)
@@ -163,13 +166,6 @@ class Annotation:
         # A restart without changes adds no line.
         if event.instances or (role_of, assigned) != (log.people, log.assigned):
             log.append(event)
-
-    def _check_images(self, instances: Sequence[Instance]) -> None:
-        """Raise ValueError for an image that is missing."""
-        for instance in instances:
-            with blamed_on(f"instances.jsonl: {instance.id}"):
-                for image in (instance.reference, *instance.candidates):
-                    existing(self.folder, image)
 
     # --- links -------------------------------------------------------------------------------------------------------
 

@@ -31,12 +31,6 @@ DROP = (
 )
 """Quasar's own button has no accessible name."""
 
-PICTURES = (
-    "First choose rows x columns. The practice judge cannot read pictures of other programs: choose another model at "
-    "the top. To have panels drawn again, say in the form what all show, and then a line for each."
-)
-"""Beside a page of another program."""
-
 ui.button.default_props("no-caps")
 ui.input.default_props("outlined dense").default_classes("wide")
 ui.textarea.default_props("outlined dense autogrow").default_classes("wide")
@@ -231,7 +225,7 @@ class StudioPage:
                         label="Rows x columns",
                         on_change=lambda event: self.act(drawing.rewrite, layout=event.value),
                     )
-                    ui.label(PICTURES).classes("soft")
+                    ui.label("To have panels drawn again, say in the form what each shows.").classes("soft")
             self.html("verdict.html", drawing=drawing)
             if recipe.score is not None:
                 with ui.expansion("Why?"):
