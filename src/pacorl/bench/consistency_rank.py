@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pacorl.bench.items import ImageCache
-from pacorl.bench.suite import INTERVALS, Benchmark, Row, Table, Texts, paper_table
+from pacorl.bench.suite import INTERVALS, Benchmark, ImageCache, Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.judge.judge import Judge

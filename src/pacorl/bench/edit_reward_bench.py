@@ -18,8 +18,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from pacorl.bench.items import ImageCache
-from pacorl.bench.suite import INTERVALS, NO_PAPER, Benchmark, Row, Table, Texts, macro_means, paper_table
+from pacorl.bench.suite import INTERVALS, NO_PAPER, Benchmark, ImageCache, Row, Table, Texts, macro_means, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.documents import blamed_on, read_records, typed

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from pacorl.bench.items import ImageCache
-from pacorl.bench.suite import INTERVALS, ImageBenchmark, Row, Table, Texts, macro_means, paper_table
+from pacorl.bench.suite import INTERVALS, ImageBenchmark, ImageCache, Row, Table, Texts, macro_means, paper_table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob
 from pacorl.io.documents import JsonObject, object_within, read_records, read_yaml, typed

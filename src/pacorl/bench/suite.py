@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from pacorl.bench.items import ImageCache
 from pacorl.bench.options import GENERATOR, BenchmarkOptions
 from pacorl.core.ranking import Floats, Indices, Interval
 from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.generate.image_sources import image_source
 from pacorl.io.documents import JsonObject, read_object
-from pacorl.io.files import text_digest
+from pacorl.io.files import inside, text_digest
+from pacorl.io.images import open_image
 from pacorl.io.terminal import Progress
 from pacorl.judge.judge import Judge
 from pacorl.judge.pairwise import ask_each, errors_of
@@ -104,6 +104,20 @@ class Table:
 
 
 # --- benchmarks ------------------------------------------------------------------------------------------------
+
+
+class ImageCache:
+    """Images of one folder, each opened once: a judge recognises equal images by their identity."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._opened: dict[str, Image] = {}
+
+    def open(self, name: str) -> Image:
+        """Open an image by name. Raises ValueError naming the file if it cannot be used."""
+        if name not in self._opened:
+            self._opened[name] = open_image(inside(self.folder, name))  # names in the data are untrusted input
+        return self._opened[name]
 
 
 class Benchmark(ABC, Generic[Item]):

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from pacorl.bench.items import ImageCache
 from pacorl.bench.options import GENERATOR
-from pacorl.bench.suite import INTERVALS, ImageBenchmark, Row, Table, Texts, paper_table
+from pacorl.bench.suite import INTERVALS, ImageBenchmark, ImageCache, Row, Table, Texts, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.batches import grouped
 from pacorl.core.devices import available_device

@@ -113,10 +113,7 @@ def export(
     ranked = benchmark(held_out)
 
     # Count.
-    left_out = len({answer.instance for answer in held_out}) - len(ranked)
     counts: JsonObject = {"balance": labels.counts, "splits": {}, "benchmark_rankings": len(ranked)}
-    if left_out:
-        counts["benchmark_left_out_tied"] = left_out
     for split, members in by_split.items():
         counts["splits"][split] = {
             "groups": len({pair.group for pair in members}),

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from pacorl.core.batches import grouped
-from pacorl.dataset.language_writers import SetReply, answer_form, ask_for_set
 from pacorl.dataset.llm import fill_journal
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import Journal, JsonObject, blamed_on, read_yaml, typed, write_jsonl
@@ -85,21 +84,37 @@ def orders(subjects: Sequence[Subject], *, count: int, grid: Grid) -> list[Promp
 
 # --- writers -----------------------------------------------------------------------------------------------------
 
+Text = Annotated[str, Field(min_length=3, max_length=2000)]
+
+
+class SetReply(BaseModel):
+    """A language model's answer."""
+
+    theme: Text
+    """The request in a person's words."""
+    shared: str = ""
+    """Shared description of all panels."""
+    panels: list[Text]
+    criteria: dict[str, dict[str, Text]] = {}
+    """dimension → name → the requirement over all panels."""
+
 
 def llm_writer(model: ChatModel) -> Writer:
     """Writer that asks a language model for one record of a subject at a time."""
 
     def write(order: PromptOrder, themes: Sequence[str]) -> JsonObject:
         def check(reply: SetReply) -> None:
+            if len(reply.panels) != order.grid.count:
+                raise ValueError(f"exactly {order.grid.count} panels are needed, got {len(reply.panels)}")
             dimensions = order.subject.dimensions
             if set(reply.criteria) != set(dimensions) or not all(reply.criteria.values()):
                 raise ValueError(f"criteria must be given for exactly {', '.join(dimensions)}")
             if reply.theme in themes:
                 raise ValueError("this theme exists already")
-            compose(reply.theme, reply.panels, order.grid, shared=reply.shared)
+            compose(reply.theme, reply.panels, order.grid, shared=reply.shared)  # refuses empty texts and panel tags
 
-        text = request_text(order, themes)
-        reply = ask_for_set(model, text, count=order.grid.count, check=check)
+        messages = [{"role": "user", "content": request_text(order, themes)}]
+        reply = model.ask_json(messages, SetReply, check=check)
         prompt = compose(reply.theme, reply.panels, order.grid, shared=reply.shared)
         return record_of(replace(prompt, size=SIZE, criteria=reply.criteria)) | _kind(order)
 
@@ -110,13 +125,17 @@ def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
     """Request for one record."""
     subject = order.subject
     count = order.grid.count
-    shared = '"shared": "<what all images have in common>", '
-    form = answer_form(count, subject.dimensions, theme="the request in one or two sentences", further=shared)
+    criteria = ", ".join(
+        f'"{name}": {{"<short name>": "<what must hold in all images>"}}' for name in subject.dimensions
+    )
     request = (
         f"Write one request for a set of {count} images that belong together.\n"
         f"Kind: {subject.category}, {subject.name}. What the set must keep: {', '.join(subject.dimensions)}.\n"
         "Be concrete and visual: name the subject, its looks, the style, the light. The panels must differ in what "
-        f"they show and agree in what they keep.\n{form}\n"
+        "they show and agree in what they keep.\n"
+        "Answer with one JSON object and nothing else:\n"
+        '{"theme": "<the request in one or two sentences>", "shared": "<what all images have in common>", '
+        f'"panels": [<exactly {count} texts, one per image>], "criteria": {{{criteria}}}}}\n'
         "Two or three criteria per dimension, each a full sentence."
     )
     if themes:
