@@ -94,7 +94,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*TRAIN, "out=ran"], "ran"),
     ([*TRAIN, "model.checkpoint=nothere"], "nothere"),
     ([*TRAIN, "judge.checkpoint=nothere"], "nothere"),
-    ([*TRAIN, "prompts.train=tiny:none"], "'tiny:none'"),
     ([*TRAIN, "rewards=[{name: nothere}]"], "rewards: unknown reward 'nothere'"),
     (["train-policy", "flux_t2is", "out=new", "model.checkpoint=b/FLUX.1-schnell"], "b/FLUX.1-schnell is distilled"),
     (["train-policy", "flux_t2is_24g"], "flux_t2is_24gb"),
@@ -124,6 +123,7 @@ ELSEWHERE = [(["check", "a.png", "b.png", "--min", "0.5", "--judge", "http://127
 LATE = [
     ([*MAKE, "--adapter", "lora"], "no layer foo"),
     ([*TRAIN, "prompts.train=bad.jsonl"], "bad.jsonl:1"),
+    ([*TRAIN, "prompts.train=tiny:none"], "'tiny:none'"),
     ([*TEACH, "data.train=[pairs.jsonl]"], "gone.png"),
     (["train-character", "zorp", "out=new"], "2 images"),
 ]

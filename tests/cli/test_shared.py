@@ -77,15 +77,14 @@ def test_the_help_names_a_value_in_a_word_and_a_switch_by_itself() -> None:
     assert re.search(r"--fast\s+Do not look twice", text)
 
 
-def test_many_questions_are_counted_first_and_timed_by_the_first_answers(
+def test_many_questions_are_counted_and_timed_by_the_first_answers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pacorl.cli.shared.time", Mock(monotonic=count(step=5).__next__))
     with asking("judge") as advance:
         advance(0, 124_750)
-        assert "124,750 questions" in capsys.readouterr().err
         advance(256, 124_750)
-        assert re.search(r"\d min|\d h", capsys.readouterr().err)
+        assert re.search(r"124,750 questions to judge take about (\d+ min|\d+ h)", capsys.readouterr().err)
     with asking("judge") as advance:
         advance(0, 45)
         advance(45, 45)

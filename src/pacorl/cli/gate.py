@@ -122,8 +122,7 @@ def check(
     if bool(images) == bool(sets):
         raise UsageError("give images, or --sets with a folder of sets")
     if sets and (ask.grid or report):
-        flag = "--grid cuts one image" if ask.grid else "--report shows one set"
-        raise UsageError(f"{flag}, and --sets has many; --json has them all")
+        raise UsageError("--grid and --report are for one set, and --sets has many; leave them out")
 
     # If this check fails, an earlier page would pass for its page.
     if report:
@@ -131,15 +130,14 @@ def check(
         check_made(report)
         report.unlink(missing_ok=True)
     # Panels, references, questions and threshold, before a judge is loaded. Of many sets one is open at a time.
+    gate = Gate(ask, judge.calibration)
     if sets:
         files = _sets_in(sets)
-        most = max(2, *map(len, files.values()))
+        gate.least(panels=2)
     else:
         panels = open_panels(images, grid=ask.grid)
         files = {"": files_of(images)}
-        most = len(panels.images)
-    gate = Gate(ask, judge.calibration)
-    gate.least(most)
+        gate.least(len(panels.images))
     source = _judge_of(judge, [*chain(*files.values()), *gate.references])
 
     with load_judge(source, judge) as reward:

@@ -132,7 +132,7 @@ def generate(
 
         check_judge(judge, calibration=choice.calibration or "")
 
-    # Import and load.
+    # Load; the libraries are imported now, which takes seconds.
     from pacorl.io.quiet import quiet_loading
     from pacorl.runtime.cores import use_cores
 

@@ -56,12 +56,11 @@ class AdaptedGenerator(GeneratorOptions):
             check_images(spec.policy, prompt, self.model)
         return spec
 
-    def check(self, prompts: Sequence[Prompt]) -> PolicySpec:
-        """Check checkpoint, adapters, size and options before diffusers is imported; returns the generator's kind."""
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Check checkpoint, adapters, size and options before diffusers is imported."""
         spec = self.spec_of(prompts)
         spec.check_source(self.model, adapters=spec.adapters_of(self.model, self.adapters), size=self.size)
         spec.options_for(self.model, dtype=self.dtype, **self.policy_options)
-        return spec
 
     def load(self, *, memory: str, edits: bool) -> Generator:
         """Load the generator; `edits` selects the tiny editor."""

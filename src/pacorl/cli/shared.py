@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 MANY = 256
 """Questions of one call of a judge; more are announced."""
 JSON = typer.Option(False, "--json", help="Print JSON.")
-LINE_SECONDS = 30.0
-"""Least time between two lines of progress where no terminal shows a bar."""
 
 
 class Commands(typer.Typer):
@@ -96,7 +94,7 @@ def _flags(group: type) -> Iterator[Parameter]:
 
 @contextmanager
 def progress(activity: str) -> Iterator[Progress]:
-    """Show a bar on the error stream, or a line now and then if that is no terminal; yields (done, total) → None."""
+    """Show a bar on the error stream, if that is a terminal; yields (done, total) → None."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -107,21 +105,12 @@ def progress(activity: str) -> Iterator[Progress]:
     columns = shown, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=None)
-        shown_at = time.monotonic()
-
-        def show(done: int, total: int) -> None:
-            nonlocal shown_at
-            bar.update(task, completed=done, total=total)
-            if not console.is_terminal and time.monotonic() - shown_at > LINE_SECONDS:
-                shown_at = time.monotonic()
-                echo_errors(f"{activity}: {done:,} of {total:,}")
-
-        yield show
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
 def asking(judge: str) -> Iterator[Progress]:
-    """Show the progress of a judge's questions; of more than `MANY` say how many there are, and how long they take."""
+    """Show the progress of a judge's questions; of more than `MANY` say after the first answers how long they take."""
     with progress(f"questions to {judge}") as advance:
         begun_at = time.monotonic()
         measured = False
@@ -129,11 +118,9 @@ def asking(judge: str) -> Iterator[Progress]:
         def show(done: int, total: int) -> None:
             nonlocal measured
             advance(done, total)
-            if total > MANY and not done:
-                echo_errors(f"{total:,} questions to {judge}")
-            elif total > MANY and not measured:
+            if done and total > MANY and not measured:
                 measured = True
-                announce("they take", (time.monotonic() - begun_at) * total / done)
+                announce(f"{total:,} questions to {judge} take", (time.monotonic() - begun_at) * total / done)
 
         yield show
 

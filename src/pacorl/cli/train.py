@@ -15,7 +15,6 @@ from typer import Argument, Option
 from pacorl.cli.shared import echo, end_with
 from pacorl.config.options import LARGEST, UsageError
 from pacorl.runtime.stopping import EX_TEMPFAIL
-from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
@@ -130,7 +129,6 @@ def check_run(run: PolicyConfig, *, resume: bool) -> None:
     """
     from pacorl.io.files import check_no_run, check_writable
     from pacorl.judge import check_judge
-    from pacorl.records.prompts import load_prompts
     from pacorl.rewards import asks_judge, check_rewards
     from pacorl.types import Size
 
@@ -144,10 +142,6 @@ def check_run(run: PolicyConfig, *, resume: bool) -> None:
     run.generator.check_trainable(run.model.checkpoint)
     for size in (run.sampling.size, run.evaluation.size):
         run.generator.check_source(run.model.checkpoint, adapters=[run.adapter.start], size=Size(*size))
-    for source in (run.prompts.train, run.prompts.evaluation):
-        # Only for the error message: an existing file may be long, and the trainer reads it.
-        if source.startswith(f"{TINY}:") or not Path(source.partition(":")[0]).exists():
-            load_prompts(source, model=run.model.checkpoint)
     # An unused judge is never loaded, so it may be absent.
     if run.judge and any(map(asks_judge, run.rewards)):
         check_judge(run.judge.checkpoint)
