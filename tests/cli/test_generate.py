@@ -128,7 +128,7 @@ def hero(tmp_path, monkeypatch) -> Path:
 def test_a_character_is_in_every_panel_and_in_the_recipe(hero, tmp_path):
     result = run("in town", *SET[1:], "--character", "hero", *SMALL, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert result.stderr.count("tiny takes no reference images: the characters act by their descriptions alone") == 1
+    assert result.stderr.count("tiny takes 0 reference images of 1") == 1
     with Image.open(tmp_path / "out" / "set-1.png") as grid:
         assert json.loads(grid.info["characters"]) == ["hero"]
         assert "of a red round hero with a crown in town at night." in grid.info["prompt"]

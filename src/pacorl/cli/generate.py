@@ -308,12 +308,10 @@ def _max_references(board: Storyboard, generator: AdaptedGenerator) -> int:
     limit = generator.spec_of([]).policy.max_references
     images = sum(len(character.images) for character in board.characters)
     if images > limit:
-        act = (
-            "the first of each character act, then the second"
-            if limit
-            else "the characters act by their descriptions alone"
+        echo_errors(
+            f"{generator.model} takes {limit} reference images of {images}: the first of each character come first, "
+            "and a character without one acts by its description alone"
         )
-        echo_errors(f"{generator.model} takes {limit or 'no'} reference images: {act}")
     return limit
 
 
@@ -382,8 +380,6 @@ def _line(made: Mapping[str, Any]) -> str:
         columns += [f"size {made['size']}", f"seed {made['seed']}"]
     if "score" in made:
         columns.append(f"no score: {made['error']}" if made["score"] is None else f"score {made['score']:.4f}")
-    if made.get("tied", 1) > 1:
-        columns.append(f"a tie of {made['tied']}")
     if "tries" in made:
         verdict = {True: "passes", False: "fails", None: "unsure"}[made["passed"]]
         columns.append(f"{verdict}, tries: {len(made['tries'])}")

@@ -167,13 +167,12 @@ def train_character(
     if stop_with_stdin:
         watch_stdin()
 
-    # Import.
+    # Before the imports, which take seconds.
     exit_on_sigterm()
     from pacorl.character_training.character_trainer import CharacterTrainer
     from pacorl.runtime.cores import use_cores
 
     use_cores()
-    # Train.
     _echo_start(run.adapter.start)
     trainer = CharacterTrainer(run, resume=bool(resume))
     result = trainer.train()
@@ -240,7 +239,7 @@ def quickstart(
     # A second start goes on where the first was stopped.
     check_run(config, resume=True)
 
-    # Import torch and diffusers only now, after every check.
+    # torch is imported only now, after every check.
     from pacorl.quickstart import run_quickstart
     from pacorl.runtime.cores import use_cores
 

@@ -54,7 +54,7 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
     if grid:
         raise ValueError(f"--grid cuts one image, {len(images)} are given")
     for name, layout in zip(names, layouts, strict=True):
-        if layout and len(images) > 1:
+        if layout:
             raise UsageError(f"{name} is a whole page of {layout} panels; give it alone, or its panels")
     return Panels(tuple(names), tuple(images), tuple(recipe_of(Path(name)).get("panel", "") for name in names))
 
@@ -63,7 +63,7 @@ def files_of(sources: Iterable[Path | str]) -> list[str]:
     """Replace each folder by the images in it; a folder without images stays."""
     files = []
     for source in map(str, sources):
-        files += (panels_in(Path(source)) if Path(source).is_dir() else []) or [source]
+        files += panels_in(Path(source)) or [source]
     return files
 
 

@@ -21,7 +21,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.models.adapters import adapter_names, load_lora
-from pacorl.models.policies import DEFAULT_KIND, POLICIES, kind_of, model_section
+from pacorl.models.policies import DEFAULT_KIND, POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
 from pacorl.models.policies.spec import NO_ADAPTER
 from pacorl.records.compose import in_tiny_words, prompt_from
@@ -151,25 +151,6 @@ class Generator:
         generator.loras = loras
         generator.turns = Turns(policy.transformer, device=torch.device(device), enabled=low)
         return generator
-
-    @classmethod
-    def from_pipe(cls, pipeline: Any, **options: Any) -> Generator:
-        """Take a loaded diffusers pipeline, with its weights, device and any LoRAs that it has loaded.
-
-        Args:
-            pipeline: a pipeline of a supported kind. Its weights are frozen and put in eval mode, and text encoders of
-                another type than the transformer's are cast to it.
-            options: the kind's options, such as guidance_scale; None is the checkpoint's default.
-
-        Raises:
-            ValueError: if the pipeline is of no supported kind, or the kind has no such option.
-        """
-        section = model_section(pipeline)
-        spec = POLICIES[section["kind"]]
-        policy_options = spec.options_for(section["checkpoint"], dtype=section["dtype"], **options)
-        adapter = ", ".join(getattr(pipeline.transformer, "peft_config", {}))
-        policy = spec.take(pipeline, policy_options)
-        return cls(policy, model=section["checkpoint"], kind=spec.kind, adapter=adapter)
 
     def judged_by(self, judge: object) -> None:
         """Add a judge of this process, loaded within `judging`, to the turns on the device."""

@@ -107,9 +107,12 @@ def ranked(judge: Judge, candidates: Sequence[GeneratedImage]) -> list[Generated
     prompt, images = candidates[0].prompt, [candidate.image for candidate in candidates]
     judged = judge_edits(judge, prompt, images) if prompt.sources else judge_sets(judge, prompt, images)
 
+    if all(each.score is None for each in judged):
+        raise RuntimeError(f"the judge gave no verdict, so no candidate is the best: {judged[0].error}")
+
     # Tied candidates are in the order of their seeds.
     in_order = []
-    for group in best_first(judged):
+    for group in tied_groups([each.score for each in judged]):
         for index in group:
             in_order.append(replace(candidates[index], judged=judged[index], tied=len(group)))
     return in_order
@@ -165,13 +168,3 @@ def judge_edits(judge: Judge, prompt: Prompt, images: Sequence[Image]) -> list[J
         error = errors_of(verdict for verdicts in answers for verdict in verdicts.values())
         judged.append(Judged(whole_mean(scores), parts=parts, error=error))
     return judged
-
-
-def best_first(judged: Sequence[Judged]) -> list[list[int]]:
-    """Order candidates by score, best first, in groups of ties (`core.set_scores.tied_groups`).
-
-    Raises RuntimeError if no candidate has a score.
-    """
-    if all(candidate.score is None for candidate in judged):
-        raise RuntimeError(f"the judge gave no verdict, so no candidate is the best: {judged[0].error}")
-    return tied_groups([candidate.score for candidate in judged])

@@ -29,7 +29,7 @@ from pacorl.io.documents import blamed_on, read_yaml, typed
 from pacorl.records.characters import find_character, in_turn
 from pacorl.records.compose import layout_for, prompt_from
 from pacorl.records.fields import NonBlank
-from pacorl.records.panels import MAX_COUNT, PanelDraft
+from pacorl.records.panels import PanelDraft
 from pacorl.types import TINY, Character, Grid, Prompt
 
 PAGE = Grid(2, 2)
@@ -89,9 +89,6 @@ def read_storyboard(path: Path) -> Storyboard:
         else:
             characters = [find_character(name, path.parent) for name in board_file.characters]
         layout = parse_layout(board_file.layout)
-        # More would leave each panel too few pixels.
-        if layout.count > MAX_COUNT:
-            raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_COUNT}")
         if len(board_file.scenes) % layout.count:
             raise ValueError(
                 f"{len(board_file.scenes)} scenes do not fill pages of {layout}, {layout.count} panels each; add some, "

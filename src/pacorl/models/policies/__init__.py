@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pacorl.config.table import Table
 from pacorl.io.documents import read_object
@@ -50,18 +50,6 @@ def kind_of(checkpoint: str, *, edits: bool = False) -> str:
         if match and len(match[0]) > longest:
             best, longest = kind, len(match[0])
     return best
-
-
-def model_section(pipeline: Any) -> dict[str, str]:
-    """Describe a loaded diffusers pipeline by the config's keys `model.kind`, `checkpoint` and `dtype`.
-
-    Raises:
-        ValueError: it is no pipeline of a supported kind.
-    """
-    name = type(pipeline).__name__
-    kind = _kind_of_class(name, "the model")
-    checkpoint = str(pipeline.config.get("_name_or_path") or name)
-    return {"kind": kind, "checkpoint": checkpoint, "dtype": str(pipeline.transformer.dtype).removeprefix("torch.")}
 
 
 def _kind_of_class(name: str, source: str) -> str:

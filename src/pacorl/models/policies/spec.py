@@ -205,7 +205,7 @@ class PolicySpec:
                 pipeline = self.pipeline_type(source, **components)
 
         # Text encoders first: the transformer is placed after they have left.
-        policy = self.take(pipeline, options)
+        policy = self.policy(pipeline, options)
         policy.place_encoders(device)
         if not staged:
             policy.place_transformer(device)
@@ -295,18 +295,6 @@ class PolicySpec:
                 f"model.checkpoint {checkpoint} is distilled to few steps and would blur if it were trained; train "
                 f"{base or self.published}, whose adapter then fits it"
             )
-
-    def take(self, pipeline: Any, options: PolicyOptions) -> PipelinePolicy:
-        """Wrap a loaded pipeline as a policy; text encoders of another type are cast to the transformer's.
-
-        Without a type diffusers loads the transformer in fp32, and transformers the encoders in their files' type.
-        """
-        policy = self.policy(pipeline, options)
-        dtype = pipeline.transformer.dtype
-        for encoder in policy.text_encoders:
-            if encoder.dtype != dtype and not getattr(encoder, "is_quantized", False):
-                encoder.to(dtype)
-        return policy
 
     def over(self, pipeline: Any, **options: Any) -> PipelinePolicy:
         """Wrap a loaded pipeline as a policy."""
