@@ -54,9 +54,7 @@ def test_a_judges_training_ends_with_its_verdict_and_page(tmp_path: Path) -> Non
     words += ["data.train=['tiny:train:16']", "data.evaluation=['tiny:dev:12']"]
     shown = CliRunner().invoke(cli.app, words)
     assert shown.exit_code == 0, shown.exception
-    steps, verdict, _, chance, done = shown.stdout.splitlines()[-5:]
-    assert steps.startswith("evaluation, step 1 of 1")
-    assert verdict.startswith("12 held-out pairs")
-    assert done == f"done: {tmp_path / 'run/report.html'}"
-    assert chance.startswith("AUC 0."), "of which no calibration is advised"
+    lines = shown.stdout.splitlines()
+    (verdict,) = [line for line in lines if line.startswith("12 held-out pairs")]
+    assert f"done: {tmp_path / 'run/report.html'}" in lines
     assert verdict in (tmp_path / "run/report.html").read_text()
