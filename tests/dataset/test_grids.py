@@ -12,8 +12,7 @@ from pacorl.core.grid import split
 from pacorl.dataset.folder import PromptRecord, read_instances, read_prompts
 from pacorl.dataset.grids import generate, instances_of, pair, panel_path
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.generate.image_queue import ImageSource
-from pacorl.generate.image_sources import image_source
+from pacorl.generate.image_queue import ImageSource, image_source
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_texts

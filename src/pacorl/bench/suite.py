@@ -17,8 +17,7 @@ import numpy as np
 
 from pacorl.bench.options import GENERATOR, BenchmarkOptions
 from pacorl.core.ranking import Floats, Indices, Interval
-from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing
-from pacorl.generate.image_sources import image_source
+from pacorl.generate.image_queue import ImageJob, ImageSource, Shard, generate_missing, image_source
 from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.files import inside, text_digest
 from pacorl.io.images import open_image

@@ -159,8 +159,7 @@ def generate(
 ) -> None:
     """Generate grids of every prompt, going on where an earlier call stopped."""
     from pacorl.dataset import grids as module
-    from pacorl.generate.image_queue import Shard
-    from pacorl.generate.image_sources import image_source
+    from pacorl.generate.image_queue import Shard, image_source
     from pacorl.models.policies import POLICIES
 
     model = generator.model or POLICIES.default_options().checkpoint
