@@ -406,7 +406,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("card.yaml", {"keep": {"shoes": "red"}}, "shoes"),
     *(("storyboard.yaml", {"layout": value}, word) for value, word in (("wide", "2x2"), ("9x9", "81"))),
     ("storyboard.yaml", {"characters": ["eve"]}, "'eve'"),
-    ("storyboard.yaml", {"scenes": ["{bob} runs"]}, "'bob'"),
+    ("storyboard.yaml", {"scenes": ["{bob} runs"] * 4}, "'bob'"),
     *(("calibration.json", {"thresholds": {"panels": {"4": value}}}, "4") for value in (-0.1, 1.1, "0.5")),
     *((RANKS, {"rank_images": value}, "rank_images") for value in (["0_1.png"], None)),
     *((RANKS, {"ref_image": value}, value) for value in ("9_9.png", "../../../secret.png")),
