@@ -121,7 +121,10 @@ def export(
             "no": sum(not pair.consistent for pair in members),
             "with_reasons": sum(bool(pair.reasons) for pair in members),
         }
-    counts |= people_counts(answers)
+    # How often each person orders two images as others do.
+    shares = alike_pairs(answers)
+    if shares:
+        counts["alike"] = {person: f"{alike} of {compared} pairs" for person, (alike, compared) in shares.items()}
 
     # Link the images, and wait for the disk once before a file names them.
     out = out or folder / "export"
@@ -150,12 +153,6 @@ def export(
             (out / name).unlink(missing_ok=True)
     sweep(out)
     return counts
-
-
-def people_counts(answers: Sequence[Ranking]) -> JsonObject:
-    """Count how often each person orders two images as others do; nothing if no two people ranked a question."""
-    shares = {person: f"{alike} of {compared} pairs" for person, (alike, compared) in alike_pairs(answers).items()}
-    return {"alike": shares} if shares else {}
 
 
 def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:

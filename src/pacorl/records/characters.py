@@ -90,16 +90,17 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
 
     If no text names a character, every panel has all of them.
     """
-    casts: list[list[Character]] = []
+    casts = []
     for text in prompt.panels or (prompt.text,) * prompt.grid.count:
-        folded = text.casefold()
-        casts.append([])
-        for character in prompt.characters:
-            # Its name as whole words, or its description.
-            name = re.escape(character.name.replace("_", " ").casefold())
-            is_described = character.text and character.text.casefold() in folded
-            if is_described or re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " ")):
-                casts[-1].append(character)
+        casts.append([character for character in prompt.characters if _is_named(character, text)])
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
     return [[character for character in cast if character.images] for cast in casts]
+
+
+def _is_named(character: Character, text: str) -> bool:
+    """Whether a text has a character's name, as whole words, or its description."""
+    folded = text.casefold()
+    name = re.escape(character.name.replace("_", " ").casefold())
+    is_described = character.text and character.text.casefold() in folded
+    return bool(is_described or re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " ")))
