@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from pacorl.generate.repair import Redraw
     from pacorl.models.policies.spec import PolicySpec
 
-    Models = tuple[Generator, PacoReward]
-
 DRAWINGS = 4
 """Drawings of a page or a panel, of which the best comes first."""
 TRIES = 6
@@ -174,7 +172,7 @@ class Studio:
             adapters[str(training.lora)] = PRACTICE_STRENGTH if self.names.model == TINY else 1.0
         return adapters
 
-    def _models(self, character: str, *, edits: bool = False) -> Models:
+    def _models(self, character: str, *, edits: bool = False) -> tuple[Generator, PacoReward]:
         """Load the generator with a character's LoRA, and the judge; both stay loaded until another choice."""
         from pacorl.gate.paco_reward import PacoReward
         from pacorl.generate.generator import Generator
@@ -299,11 +297,7 @@ class Studio:
             self.keep(sheet=recipe.words, tab="Characters")
         else:
             self.keep(words=recipe.words)
-        if differences := self.differences(recipe):
-            self.fault = f"It was drawn with {'; '.join(differences)}. The same words draw another picture today."
-
-    def differences(self, recipe: Recipe) -> list[str]:
-        """List what a page was drawn with, and would not be drawn with today."""
+        # Compare what it was drawn with and what it would be drawn with today.
         edits = bool(recipe.sources)
         spec = self.spec(edits=edits)
         most = spec.policy.max_sources if edits else spec.policy.max_references
@@ -320,7 +314,8 @@ class Studio:
         for what, (then, today) in then_and_today.items():
             if then != today:
                 differences.append(f"the {what} {then or 'none'}")
-        return differences
+        if differences:
+            self.fault = f"It was drawn with {'; '.join(differences)}. The same words draw another picture today."
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
