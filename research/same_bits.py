@@ -69,7 +69,7 @@ def policy(recipe: str, settings: str = "", *, processes: int = 1, resumed: bool
     """Return a policy run of two epochs; a resumed run stops after the first."""
     launch = f"{LAUNCH} --num_processes {processes} -m " if processes > 1 else ""
     folder = "examples" if recipe in ("tiny_edit", "tiny_hero") else "configs"
-    command = f"{launch}pacorl.cli train-policy {{source}}/{folder}/{recipe}.yaml out={{out}}/run {SHORT}"
+    command = f"{launch}pacorl train-policy {{source}}/{folder}/{recipe}.yaml out={{out}}/run {SHORT}"
     command += f" {RECIPES[recipe]} {settings} "
     commands = [command + "epochs=1", command + "--resume auto"] if resumed else [command]
     files = {"weights": "run/checkpoints/step-000004/state.safetensors"}

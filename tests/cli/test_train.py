@@ -38,7 +38,7 @@ def test_a_signal_while_a_run_loads_ends_it_to_be_started_again(tmp_path: Path) 
     )
     recipe = RECIPE.parents[1] / "tiny.yaml"
     words = [f"rewards=[{{name: '{slow}:score'}}]", f"out={tmp_path / 'run'}"]
-    line = [sys.executable, "-m", "pacorl.cli", "train-policy", str(recipe), *words]
+    line = [sys.executable, "-m", "pacorl", "train-policy", str(recipe), *words]
     with subprocess.Popen(line) as process:
         while not began.exists() and process.poll() is None:
             time.sleep(0.05)

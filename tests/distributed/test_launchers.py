@@ -37,7 +37,7 @@ def test_two_processes_train_an_epoch(name: str, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = ["-m", "pacorl.cli", "train-policy", f"{ROOT}/configs/tiny.yaml", *SETTINGS, f"out={tmp_path / 'run'}"]
+    command = ["-m", "pacorl", "train-policy", f"{ROOT}/configs/tiny.yaml", *SETTINGS, f"out={tmp_path / 'run'}"]
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", *(word.replace("{port}", port) for word in line), *command],

@@ -116,7 +116,7 @@ def _beside(line: str) -> Iterator[None]:
 def _commands(folder: Path) -> Path:
     """A folder of `pacorl`, `python` and `torchrun` of this interpreter and of the sources under test."""
     (folder / "bin").mkdir()
-    modules = {"pacorl": "-m pacorl.cli", "python": "", "torchrun": "-m torch.distributed.run"}
+    modules = {"pacorl": "-m pacorl", "python": "", "torchrun": "-m torch.distributed.run"}
     for name, module in modules.items():
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         (folder / "bin" / name).chmod(0o755)

@@ -146,7 +146,7 @@ serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {{ judge }} --backend vllm
 {% endif %}
 {% if job.cards > 1 %}
 train: CUDA_VISIBLE_DEVICES={{ range(job.is_served, job.cards)|join(",") }} torchrun --standalone --nproc_per_node \
-{{ job.processes }} -m pacorl.cli train-policy {{ job.path }} --resume auto
+{{ job.processes }} -m pacorl train-policy {{ job.path }} --resume auto
 {% else %}
 train: pacorl train-policy {{ job.path }} --resume auto
 {% endif %}
