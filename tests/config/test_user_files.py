@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
-from pacorl.config.user_files import NO_USER_FILES, file_digests
+from pacorl.config.user_files import NO_USER_FILES, code_digest, file_digests
 from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.rewards import reward_spec
@@ -76,6 +76,15 @@ def test_a_process_without_user_files_executes_none_in_any_thread(
     with pytest.raises(RewardError, match="is code"):
         reward_spec(f"{mine}:reinforce")
     assert not (tmp_path / "executed").exists()
+
+
+def test_code_is_compared_by_its_source() -> None:
+    def plus(value: float) -> float:
+        return value + 1
+
+    assert code_digest(PurePath()) == code_digest(PurePath("a")) != code_digest(plus)
+    # The statement around a lambda, and what is built in, say nothing of the code.
+    assert code_digest(max) == code_digest(lambda value: value) == ""
 
 
 def test_every_file_that_a_config_names_is_hashed(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def judged_by(folder: Path, checkpoint: str) -> PolicyConfig:
 
 
 def compare(start: Path, config: PolicyConfig) -> None:
-    check_changes_since(start, config, identities=identities_of(config, {}))
+    check_changes_since(start, config, identities=identities_of(config, {}, {}))
 
 
 def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
@@ -209,7 +209,7 @@ def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
     first, moved, other = (Path(name) for name in ("first", "moved", "other"))
     shutil.copytree(TINY_JUDGE, first)
     config = judged_by(tmp_path, "first")
-    saved(config, 1, score=0.5, identities=identities_of(config, {}))
+    saved(config, 1, score=0.5, identities=identities_of(config, {}, {}))
     start = starting_point(config, resume=True)
     assert start
     first.rename(moved)
@@ -237,7 +237,7 @@ def test_an_edited_file_that_a_config_names_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     config = run_at(tmp_path, rewards=[{"name": f"{mine}:good"}])
     mine.write_text("def good(prompts, images):\n    return [1.0] * len(images)\n")
-    saved(config, 1, score=0.5, identities=identities_of(config, {}))
+    saved(config, 1, score=0.5, identities=identities_of(config, {}, {}))
     start = starting_point(config, resume=True)
     assert start
     compare(start, config)
@@ -248,7 +248,7 @@ def test_an_edited_file_that_a_config_names_is_refused(tmp_path: Path) -> None:
 
 def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path) -> None:
     config = judged_by(tmp_path, "http://h:1#A")
-    saved(config, 1, score=0.5, identities=identities_of(config, {}))
+    saved(config, 1, score=0.5, identities=identities_of(config, {}, {}))
     start = starting_point(config, resume=True)
     assert start
     compare(start, judged_by(tmp_path, "h:2#A"))
@@ -256,7 +256,7 @@ def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path) -> No
         compare(start, judged_by(tmp_path, "http://h:3#B"))
     # Weights that the server identifies decide, whatever their name.
     served: Any = {"rewards": Mock(identity="sha256 1")}
-    assert identities_of(config, served) == {"judge": "sha256 1", "evaluation.judge": "model A"}
+    assert identities_of(config, served, {}) == {"judge": "sha256 1", "evaluation.judge": "model A"}
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
 from pacorl import PolicyTrainer
+from pacorl.config.base import ConfigError
 from pacorl.grpo import scoring
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.report.page import write_report
@@ -121,6 +122,19 @@ def test_functions_have_the_weights_of_the_config_which_names_each(tmp_path: Pat
     (line,) = metrics(trainer.train().folder, "epoch")
     assert line["reward/double/mean"] == pytest.approx(2 * line["reward/once/mean"])
     assert "alarm/alike" not in line, "there is something to learn from the others"
+
+
+def test_another_function_does_not_take_over_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    """The change of a measure from before to after would be the change of its definition."""
+
+    def other(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:
+        return [1 - value for value in red(prompts, images)]
+
+    PolicyTrainer(run(tmp_path, "mine"), rewards={"mine": red}).train()
+    longer = run(tmp_path, "mine", "epochs=2")
+    with pytest.raises(ConfigError, match=r"code of mine was 'sha256 (\w+)' and is now 'sha256 (?!\1)\w+'"):
+        PolicyTrainer(longer, rewards={"mine": other}, resume=True)
+    PolicyTrainer(longer, rewards={"mine": red}, resume=True).train()
 
 
 @pytest.mark.parametrize("fails_at", [1, 3])

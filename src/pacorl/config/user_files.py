@@ -6,6 +6,7 @@ its children, such as the studio's trainer.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -73,6 +74,18 @@ def file_digests(document: Any) -> dict[str, str]:
     names = re.findall(r'"([^"\\]+\.py:[A-Za-z_]\w*)"', json.dumps(document, ensure_ascii=False))
     files = {name: Path(name.rpartition(":")[0]) for name in names}
     return {name: digest(file) for name, file in files.items() if file.is_file()}
+
+
+def code_digest(target: Any) -> str:
+    """Hash the source of a function, or of a callable object's class; empty if it has no source of its own."""
+    code = target if inspect.isroutine(target) else type(target)
+    # The source of a lambda is the whole statement around it, such as the call that makes the run.
+    if code.__name__ == "<lambda>":
+        return ""
+    try:
+        return text_digest(inspect.getsource(code))
+    except (OSError, TypeError):  # typed at a prompt, or built in
+        return ""
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pacorl.config.base import changes_to, check_changes
-from pacorl.config.user_files import file_digests
+from pacorl.config.user_files import code_digest, file_digests
 from pacorl.core.devices import host_buffer
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.lora_training import LoraTraining, section_of
@@ -49,6 +49,7 @@ from pacorl.io.files import (
 from pacorl.judge import identity_at
 from pacorl.judge.judge import Judge
 from pacorl.models.lora import save_lora
+from pacorl.rewards.reward import RewardFunction
 from pacorl.runtime.logbook import Progress
 
 logger = logging.getLogger(__name__)
@@ -238,15 +239,18 @@ def check_changes_since(checkpoint: Path, config: LoraConfig, *, identities: Map
     check_changes(changes, free=free)
 
 
-def identities_of(config: PolicyConfig, judges: Mapping[str, Judge]) -> dict[str, str]:
+def identities_of(
+    config: PolicyConfig, judges: Mapping[str, Judge], functions: Mapping[str, RewardFunction]
+) -> dict[str, str]:
     """Identify the weights and code behind the rewards, which the config's keys do not determine.
 
     Args:
         judges: the opened ones of `builders.open_judges`, whose servers may publish a digest of their weights.
+        functions: rewards that are Python functions, by name.
 
     Returns:
-        Section → weights, prompt and version of its judge; and `code of NAME` → short digest of a user's file in the
-        config. A judge whose identity is not known yet is left out.
+        Section → weights, prompt and version of its judge; and `code of NAME` → short digest of a reward function or of
+        a file in the config. A judge whose identity is not known yet is left out, as is a function without source.
     """
     places = zip(PLACES, (config.judge, config.held_out_judge), ("rewards", "held_out"), strict=True)
     identities = {}
@@ -254,8 +258,11 @@ def identities_of(config: PolicyConfig, judges: Mapping[str, Judge]) -> dict[str
         identity = identity_at(options.checkpoint, judges.get(role)) if options else ""
         if identity:
             identities[name] = identity
-    for name, digest in file_digests(config.model_dump(mode="json")).items():
-        identities[f"code of {name}"] = f"sha256 {digest[:12]}"
+    digests = {name: code_digest(function) for name, function in functions.items()}
+    digests |= file_digests(config.model_dump(mode="json"))
+    for name, digest in digests.items():
+        if digest:
+            identities[f"code of {name}"] = f"sha256 {digest[:12]}"
     return identities
 
 

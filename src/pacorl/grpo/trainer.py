@@ -150,7 +150,7 @@ class PolicyTrainer:
             for judge in judges.values():
                 self._open.callback(close_judge, judge)
             # Only the main process reads a local judge's weights for their digest.
-            identify = partial(checkpoint.identities_of, config, judges)
+            identify = partial(checkpoint.identities_of, config, judges, self.functions)
             self.identities = self.runtime.on_main(identify)
             """What decides rewards beside the config: judges, and the user's code as it was executed."""
             if start:
