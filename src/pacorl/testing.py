@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,13 +24,12 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import denoise
 from pacorl.grpo.rows import forward_batches
 from pacorl.rewards.reward import Reward, RewardFunction, scores_of
-from pacorl.types import Size
+from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.models.policies.pipeline import PipelinePolicy
-    from pacorl.types import Prompt
 
 STD, SIGMA = 0.3, 0.6
 """Standard deviation of the stochastic step; noise level of endpoints."""
@@ -118,36 +118,47 @@ def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
     )
 
 
-Pipeline = Callable[["Prompt", int], Tensor]
+Pipeline = Callable[[Prompt, int], Tensor]
 """A diffusers pipeline with the policy's weights, called with a prompt and a seed, which does `STEPS` denoising steps:
 its packed latents (1, N, C)."""
 
 
 def check_policy(
     policy: PipelinePolicy,
-    prompts: Sequence[Prompt],
-    size: Size,
+    prompts: Sequence[Prompt | str],
+    size: Size | tuple[int, int],
     *,
     pipeline: Pipeline | None = None,
 ) -> None:
-    """Check a generator against its diffusers pipeline: latents of prompts alone and in one batch.
+    """Check a generator: each image is the same alone and in one batch with the others, and as its pipeline's.
 
     Args:
         policy: in float32, usually with random weights that depend on every input.
-        prompts: prompts of one image size, with texts of different lengths.
-        size: size of the images, or the area of edits.
+        prompts: prompts or texts of one image size. A longer text is added to texts of one length, which need no
+            padding.
+        size: size of the images, or the area of edits; a tuple is height and width.
         pipeline: the pipeline of the same weights, without the policy's changes; without one, a batch alone is checked.
 
     Raises:
         AssertionError: with the fault, if the generator breaks the contract.
     """
-    together = endpoints(policy, prompts, size)
+    if isinstance(size, tuple):
+        size = Size(*size)
+    batch = [Prompt(row, prompt) if isinstance(prompt, str) else prompt for row, prompt in enumerate(prompts)]
+    if len({len(prompt.text.split()) for prompt in batch}) == 1:
+        batch.append(replace(batch[0], text=f"{batch[0].text} {batch[0].text}"))
+    together = endpoints(policy, batch, size)
     assert together.std() > 0.1, "the latents are nearly constant, so that the comparison is void"
-    for number, prompt in enumerate(prompts):
-        alone = endpoints(policy, [prompt], size, seed=number)
-        expected = pipeline(prompt, number) if pipeline else alone
-        for ours in (alone, together[number : number + 1]):
-            torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+    for row, prompt in enumerate(batch):
+        alone = endpoints(policy, [prompt], size, seed=row)
+        expected = pipeline(prompt, row) if pipeline else alone
+        _assert_equal(alone, expected, "an image differs from its pipeline's")
+        fault = "an image depends on its neighbour in the batch: mask the padding"
+        _assert_equal(together[row : row + 1], expected, fault)
+
+
+def _assert_equal(ours: Tensor, expected: Tensor, fault: str) -> None:
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5, msg=lambda details: f"{fault}\n{details}")
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_runs import metrics, train_policy
+from torch.nn import functional
 
 from pacorl.config.base import load
 from pacorl.generate.generator import Generator
@@ -49,6 +50,21 @@ def test_it_generates_by_its_name_alone(checkpoint: Path) -> None:
 def test_it_keeps_the_contract_with_texts_of_different_lengths(checkpoint: Path) -> None:
     policy = Generator.from_pretrained(str(checkpoint), kind=KIND, dtype="float32").policy
     check_policy(policy, [Prompt(0, "a fox"), Prompt(1, "a blue fox that jumps over a brook")], Size(32, 48))
+
+
+def test_padding_without_a_mask_is_seen_in_texts_of_one_length(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Generator.from_pretrained(str(checkpoint), kind=KIND, dtype="float32").policy
+    check_policy(policy, ["a fox", "a cat"], (32, 48))
+    attend = functional.scaled_dot_product_attention
+
+    def attend_to_all(*args: torch.Tensor, attn_mask: torch.Tensor) -> torch.Tensor:
+        return attend(*args)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attend_to_all)
+    with pytest.raises(AssertionError, match="mask the padding"):
+        check_policy(policy, ["a fox", "a cat"], (32, 48))
 
 
 def test_it_trains_with_a_ratio_of_exactly_1(checkpoint: Path, tmp_path: Path) -> None:
