@@ -28,6 +28,9 @@ def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
     document = result.to_dict()
     assert [panel["character"] for panel in document["panels"]] == ["dark", "light", "light"]
     assert "image 3 (light)" in check_lines(result, judge="grey")[2]
+    both = check_set(judge, grey(20, 90, 20), least=0.5).with_lower(result)
+    assert [panel.character for panel in both.panels] == [None, None, "light"]
+    assert (both.question_count, len(both.controls)) == (10 + 9, 6 + 6)
 
 
 @pytest.mark.parametrize(("sure", "control"), [(0.9, "a drawn figure of another character"), (0.1, "the same image")])

@@ -217,6 +217,12 @@ def test_two_words_on_alpha_are_refused(tmp_path: Path) -> None:
         read_lora(file)
 
 
+def test_two_names_of_one_module_are_refused(tmp_path: Path) -> None:
+    state = state_of(("old.to_q", "new.to_q"))
+    with pytest.raises(ValueError, match="several adapters"):
+        read_lora(saved(tmp_path / "lora.safetensors", state), rename=lambda name: name.replace("old.", "new."))
+
+
 # --- finding files ---------------------------------------------------------------------------------------------
 
 

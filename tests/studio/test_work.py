@@ -191,8 +191,8 @@ def test_a_token_is_no_argument_of_a_download(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
     recipe = opened(studio)[0].recipe.updated(theme="a purple round hero with a cap in town at night")
-    scenes = [text.split(", ") for text in recipe.panels[:3]]
-    good = [draw(Panel("purple", "round", "cap", "night", "town", pose, prop), 96) for pose, prop in scenes]
+    scenes = [text.split(", ") for text in recipe.panels]
+    *good, last = [draw(Panel("purple", "round", "cap", "night", "town", pose, prop), 96) for pose, prop in scenes]
     odd = draw(Panel("red", "square", "crown", "sunset", "beach", "jumping", "ball"), 96)
     studio.add_pictures([(page_of([*good, odd], recipe.grid), "odd")], recipe.texts)
     (page,) = opened(studio)
@@ -211,6 +211,14 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
     same, *tries = opened(studio)
     assert (same.recipe.note, len(tries)) == (NO_BETTER, TRIES)
     assert (pixels(same.path) == pixels(page.path)).all()
+    # Panels that belong together must also look like the chosen character.
+    studio.keep(character=studio.folder.new_character("Milo", "a purple hero"))
+    studio.folder.add_picture("Milo", odd)
+    studio.add_pictures([(page_of([*good, last], recipe.grid), "alike")], recipe.texts)
+    (page,) = opened(studio)
+    assert finished(studio, studio.check, page) == ""
+    (checked,) = studio.folder.page(page.path.parent.name)
+    assert "with Milo" in checked.recipe.checked[0] + checked.recipe.checked[1]
 
 
 @pytest.mark.slow
@@ -318,7 +326,9 @@ def test_the_name_of_a_character_is_its_description_and_words_are_checked_before
     assert studio.adapters(character) == {}, "a stopped training draws nothing"
     write_json(training.run / "summary.json", {})
     assert list(studio.adapters(character)) == [str(training.lora)]
-    studio.keep(words="\n".join(["a purple hero in town at night", "runs", *PANELS[1:]]))
+    studio.keep(character=studio.folder.new_character("Zoë", "a red hero"), words="Zoe\u0308 waves\nstands")
+    assert studio.panels[0] == "a red hero waves", "as a Mac's file name has it"
+    studio.keep(character="", words="\n".join(["a purple hero in town at night", "runs", *PANELS[1:]]))
     with pytest.raises(ValueError, match="runs"):
         studio.prompt()
     studio.close()

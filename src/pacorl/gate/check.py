@@ -7,7 +7,7 @@ character, with the other panels. A set passes if no panel's score is below the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +171,15 @@ class Check:
         numbers = sorted(range(len(self.panels)), key=lambda number: self.panels[number].rank)
         return tuple(number for number in numbers if self.status(number) == status)
 
+    def with_lower(self, other: Check) -> Check:
+        """Add a check of the same panels by other comparisons: each panel has the lower of its two scores."""
+        panels = []
+        for pair in zip(self.panels, other.panels, strict=True):
+            panels.append(min(pair, key=lambda panel: panel.rank))
+        controls = (*self.controls, *other.controls)
+        questions = self.question_count + other.question_count
+        return replace(self, panels=tuple(panels), controls=controls, question_count=questions)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""
         failed = self.failed
@@ -330,14 +339,19 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
     """Summarize the result in sentences."""
     # The threshold means something only with its comparison.
     side = "the references" if check.with_characters else "the other panels"
-    verdict = {True: "Passed", False: "Failed", None: "Unsure"}[check.passed]
-    lines = [
-        f"{verdict}: of {len(check.panels)} panels {len(check.failed)} are below {check.least:g} with {side} "
-        f"({check.scores.calibration}), and {len(check.unsure)} have no verdict."
-    ]
+    count = len(check.panels)
+    limit = f"{check.least:g} with {side} ({check.scores.calibration})"
+    lines = []
+    if check.passed:
+        lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
     if check.failed:
         panel = check.panels[check.failed[0]]
-        lines.append(f"Odd one out: {panel.image}, {p_yes_text(panel.score)}{check.reason(check.failed[0])}.")
+        lines = [
+            f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
+            f"Odd one out: {panel.image}, {p_yes_text(panel.score)}{check.reason(check.failed[0])}.",
+        ]
+    if check.unsure:
+        lines.append(f"Unsure: {len(check.unsure)} of {count} panels have no verdict.")
     controls = f"all {len(check.controls)} controls passed"
     if check.misjudged:
         controls = f"controls failed for {check.misjudged}"

@@ -154,13 +154,16 @@ def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Calla
         metadata = opened.metadata() or {}
     config = _config(file, tensors, metadata)
 
-    # Weights and α by module.
+    # Weights and α by module, under its name in today's code.
     pairs: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    names_in_file: dict[str, str] = {}
     for name, value in tensors.items():
         match = WEIGHT.fullmatch(name)
         if not match:
             raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
-        module = _unwrapped(match["module"], layers)
+        in_file = _unwrapped(match["module"], layers)
+        module = rename(in_file)
+        names_in_file[module] = in_file
         side = SIDES[match["side"]] if match["side"] else "alpha"
         if side in pairs[module]:
             raise ValueError(f"{file} holds several adapters, one of them with {name}; save the one that is meant")
@@ -172,16 +175,16 @@ def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Calla
     if not pairs:
         raise ValueError(f"{file} holds no LoRA weights")
 
-    # Both matrices of each module, under its name in today's code.
+    # Both matrices of each module.
     state: dict[str, Tensor] = {}
     alphas: dict[str, float] = {}
     for module, pair in pairs.items():
         for side in "AB":
             if side not in pair:
                 raise ValueError(f"{file}: {module} has no lora_{side}; fetch or copy the file again")
-            state[f"{rename(module)}.lora_{side}.weight"] = pair[side]
+            state[f"{module}.lora_{side}.weight"] = pair[side]
         with blamed_on(f"{file}: its config"):
-            alphas[rename(module)] = _alpha(pair, config, module)
+            alphas[module] = _alpha(pair, config, names_in_file[module])
     lora = Lora(state, alphas, str(config.get("base_model_name_or_path") or ""))
     # Names of other projects fit no layer, and only diffusers can translate them.
     if layers and any(FOREIGN.match(module) for module in alphas):

@@ -18,6 +18,7 @@ from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Self
+from unicodedata import normalize
 
 from PIL.Image import Image, Resampling
 from pydantic import AfterValidator, BaseModel, ConfigDict, Json
@@ -228,7 +229,8 @@ class Folder:
 
     def new_character(self, name: str, description: str) -> str:
         """Make a character's folder, and return its name: "banana king" → "banana_king"."""
-        name = re.sub(r"\s+", "_", name.strip())
+        # Typed letters are composed; those of a Mac's file names are not.
+        name = re.sub(r"\s+", "_", normalize("NFC", name.strip()))
         if not re.fullmatch(r"[\w-][\w.-]{0,79}", name):
             raise ValueError(f"{name[:99]!r} cannot name a character; use at most 80 letters, digits, '-', '_' and '.'")
         if self.character_folder(name).exists():

@@ -206,7 +206,8 @@ class StudioPage:
                     "For a character of your own, begin under Characters."
                 )
             return
-        drawing = page[self.draft.drawing]
+        # Files may have been removed since this one was opened.
+        drawing = page[min(self.draft.drawing, len(page) - 1)]
         recipe = drawing.recipe
         with tag("section", "page", aria_label="The page that is open"):
             self.panels(drawing)

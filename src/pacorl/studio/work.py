@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 from PIL.Image import Image
 
@@ -26,6 +27,7 @@ from pacorl.config.user_files import NO_USER_FILES
 from pacorl.core.grid import shared_text
 from pacorl.io.children import start_python
 from pacorl.io.documents import write_json
+from pacorl.io.images import open_image
 from pacorl.judge import judge_for
 from pacorl.judge.calibration import LEAST
 from pacorl.models.adapters import adapter_names, read_adapters
@@ -243,7 +245,7 @@ class Studio:
         words, looks = self.draft.words, self.looks
         if looks:
             name = re.escape(plain(self.draft.character))
-            words = re.sub(rf"(?<!\w){name}(?!\w)", lambda _: looks, words)
+            words = re.sub(rf"(?<!\w){name}(?!\w)", lambda _: looks, normalize("NFC", words))
         theme, *lines = words.split("\n")
         if looks not in theme:
             theme = f"{looks}, {theme}"
@@ -401,7 +403,8 @@ class Studio:
         """Check whether the panels of a page belong together, and redraw the odd panels.
 
         The verdict is in the drawing's recipe. The page after the repair and its tries are a new page. Panels of
-        another program are those of the draft, if it has as many; without texts they are checked alone.
+        another program are those of the draft, if it has as many; without texts they are checked alone. A page without
+        a character is one of the draft's.
         """
         from pacorl.gate.check import check_set
         from pacorl.generate.repair import repair_set
@@ -414,8 +417,8 @@ class Studio:
         theme, lines = self.panels
         if not recipe.panels and len(lines) == recipe.grid.count:
             recipe = recipe.updated(theme=theme, panels=lines)
-            if self.draft.character:
-                recipe = recipe.updated(characters=[self.draft.character])
+        if not recipe.character and self.draft.character:
+            recipe = recipe.updated(characters=[self.draft.character])
         generator, reward = self._models(recipe.character)
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
         theme = shared_text(recipe.prompt)
@@ -423,7 +426,15 @@ class Studio:
         def gate(images: Sequence[Image]) -> Check:
             self.enter("Checking")
             with generator.judging():
-                return check_set(reward.judge, images, least=LEAST, names=names, theme=theme)
+                check = check_set(reward.judge, images, least=LEAST, names=names, theme=theme)
+                # With one picture, and by the description, as in the ranking.
+                for hero in self.cast(recipe):
+                    first = [(hero.name, [open_image(hero.images[0])])]
+                    beside = check_set(
+                        reward.judge, images, least=LEAST, names=names, characters=first, theme=hero.text
+                    )
+                    check = check.with_lower(beside)
+            return check
 
         # Without a text no panel can be drawn again, and an editor draws none from a text alone.
         can_redraw = bool(recipe.panels) and self.spec().sets
