@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.config.reference import RUNS, keys_of, matching
 from pacorl.config.table import Table
+from pacorl.config.user_files import FORM
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.models.policies import POLICIES
@@ -32,7 +33,7 @@ def test_the_options_of_every_entry_are_keys(section: str, choice: str, table: T
     keys = keys_of(PolicyConfig)
     for name in table:
         assert {f"{section}.{field}" for field in table[name].options.model_fields} <= keys.keys()
-    assert f"{section}.{choice}: {' | '.join(table)}\n" in keys[f"{section}.{choice}"]
+    assert f"{section}.{choice}: {' | '.join([*table, FORM])}\n" in keys[f"{section}.{choice}"]
 
 
 def test_a_key_is_found_by_its_parts_and_a_wrong_one_names_the_nearest() -> None:

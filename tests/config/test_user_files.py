@@ -31,7 +31,8 @@ def mine(tmp_path: Path) -> Path:
     ("source", "name", "message"),
     [
         ("x = 1", "x", r"objective '.*mine\.py:x' is of type int; give an object of type ObjectiveSpec"),
-        ("x = 1", "Absent", r"objective: .*mine\.py has no 'Absent'"),
+        ("from json import dumps", "Absent", r"objective: .*mine\.py has no 'Absent'; it defines nothing$"),
+        ("from json import dumps\ndef f(): 0", "Absent", r"it defines f$"),
         ("x = 1\n1 / 0", "x", r"mine\.py, line 2: ZeroDivisionError"),
         ("def f(:", "f", r"mine\.py, line 1: SyntaxError"),
         ("raise SystemExit", "f", r"mine\.py, line 1: SystemExit"),

@@ -212,7 +212,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         log.write('{"kind": "train", "epoch": 0, "step": 5, "loss": 0}\n{"kind": "tr')
     with pytest.raises(ValueError, match=r"is there already.* go on with --resume"):
         JudgeTrainer(stopped).train()
-    with pytest.raises(ValueError, match=r"optimizer.lr was .* and is now 0.5: take the old values, or start anew"):
+    with pytest.raises(ValueError, match=r"optimizer.lr was .* and is now 0.5: .* by tuning.start"):
         JudgeTrainer(run(*more, "optimizer.lr=0.5", out="stopped"), resume=True)
     trainer = JudgeTrainer(run(*more, "data.evaluation_limit=9", out="stopped"), resume=True)
     trainer.train()

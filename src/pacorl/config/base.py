@@ -215,8 +215,13 @@ def _changes(key: str, before: Any, now: Any) -> Iterator[tuple[str, list[Any]]]
         yield key, [before, now]
 
 
-def check_changes(changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], warns: bool = True) -> None:
-    """Log a warning for each change of the `free` keys and sections, and raise ConfigError if other keys change."""
+def check_changes(
+    changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], start: str = "adapter.start", warns: bool = True
+) -> None:
+    """Log a warning for each change of the `free` keys and sections, and raise ConfigError if other keys change.
+
+    `start` is the key by which a new run begins with this run's LoRA.
+    """
     prefixes = tuple(f"{key}." for key in free)
     frozen = []
     for key, (old, new) in changes.items():
@@ -228,5 +233,5 @@ def check_changes(changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], 
     if frozen:
         raise ConfigError(
             f"a run that goes on keeps its settings, and {'; '.join(frozen)}: take the old values, or "
-            "start anew with out=…, from this run's LoRA by adapter.start (of a judge tuning.start)"
+            f"start anew with out=…, from this run's LoRA by {start}"
         )

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pacorl.config.table import Table
+from pacorl.config.user_files import FORM
 from pacorl.io.terminal import did_you_mean
 
 RUNS: Table[type[BaseModel]] = Table(
@@ -50,8 +51,12 @@ def unknown_key(model: type[BaseModel], path: Sequence[str | int]) -> str:
     name = ".".join(step for step in path if isinstance(step, str))
     keys = keys_of(model)
     hint = did_you_mean(name, keys) or "`pacorl config SECTION` lists the keys"
-    if name in keys:
-        hint = "which belongs to another choice in its section, as `pacorl config` shows; leave one of them out"
+    section, _, last = name.rpartition(".")
+    field = model.model_fields.get(section)
+    table = _table_of(field) if field else None
+    if table and name in keys:
+        owners = [entry for entry in (*table, *table.users) if last in table[entry].options.model_fields]
+        hint = f"it belongs to {' or '.join(owners)}, chosen by {section}.{table.key}=…"
     return f"{'.'.join(map(str, path))}: unknown key, {hint}"
 
 
@@ -64,14 +69,15 @@ def keys_of(model: type[BaseModel], *, prefix: str = "") -> dict[str, str]:
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         sections = _models_in(field.annotation)
-        table = next((table for table in field.metadata if isinstance(table, Table)), None)
+        table = _table_of(field)
         if table:
             sections = [table[entry].options for entry in (*table, *table.users)]
         meaning = field.description or getdoc(sections[0] if sections else None) or ""
         keys[key] = _explained(key, "section" if sections else _values(field), meaning)
         if table:
             choice = f"{key}.{table.key}"
-            keys[choice] = _explained(choice, " | ".join(table), "Selects which keys the section has.")
+            entries = [*table, FORM] if table.is_open else table
+            keys[choice] = _explained(choice, " | ".join(entries), "Selects which keys the section has.")
         for section in sections:
             for inner, text in keys_of(section, prefix=f"{key}.").items():
                 keys.setdefault(inner, text)
@@ -90,6 +96,11 @@ def _values(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return f"{' | '.join(map(str, get_args(field.annotation)))} = {default}"
     return default
+
+
+def _table_of(field: FieldInfo) -> Table[Any] | None:
+    """Return the table whose entries decide the keys of a section; None for another key."""
+    return next((table for table in field.metadata if isinstance(table, Table)), None)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -64,7 +64,9 @@ def users_value(name: str) -> Any:
             fault = f"{type(error).__name__} when the file was run"
             raise ValueError(f"{path}{line_in(path, error)}: {fault}: {error}") from error
     if not hasattr(module, match["name"]):
-        guess = did_you_mean(match["name"], vars(module)) or "define it there, or name another"
+        # Without what it imports.
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == own_name]
+        guess = did_you_mean(match["name"], vars(module)) or f"it defines {', '.join(own) or 'nothing'}"
         raise ValueError(f"{path} has no {match['name']!r}; {guess}")
     return getattr(module, match["name"])
 
