@@ -22,8 +22,17 @@ if TYPE_CHECKING:
 QUICKSTART = Path("runs/quickstart")
 OVERRIDES = Argument(None, help="Changes, as section.key=value.")
 
-
 RESUME = Option("", help="auto: go on from the newest checkpoint of the run's folder, or start if there is none.")
+
+DRY_RUN = Option(
+    False,
+    "--dry-run",
+    help="Check the config and print its requirements. Exit code 2: something is absent or does not fit.",
+)
+CARD = Option(
+    0, min=0, max=LARGEST, help="With --dry-run: gigabytes of the card to plan for, instead of this machine's."
+)
+AS_JSON = Option(False, "--json", help="With --dry-run: print the plan as JSON.")
 
 
 def train_policy(
@@ -31,22 +40,15 @@ def train_policy(
     overrides: list[str] = OVERRIDES,
     *,
     resume: Literal["", "auto"] = RESUME,
-    dry_run: bool = Option(
-        False,
-        "--dry-run",
-        help="Check the config and print its requirements. Exit code 2: something is absent or does not fit.",
-    ),
-    card: int = Option(
-        0, min=0, max=LARGEST, help="With --dry-run: gigabytes of the card to plan for, instead of this machine's."
-    ),
-    as_json: bool = Option(False, "--json", help="With --dry-run: print the plan as JSON."),
+    dry_run: bool = DRY_RUN,
+    card: int = CARD,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import load
     from pacorl.grpo.policy_config import PolicyConfig
 
-    if card and not dry_run:
-        raise UsageError("--card plans for another card; add --dry-run, or leave it out to train on this one")
+    _check_card(card, dry_run=dry_run)
     run = load(PolicyConfig, config, overrides or [])
     if dry_run:
         from pacorl.config.user_files import blamed_on_code
@@ -77,6 +79,12 @@ def train_policy(
     # Only the main process prints.
     if destroy_process_group():
         echo_page(folder)
+
+
+def _check_card(card: int, *, dry_run: bool) -> None:
+    """Raise UsageError for a card without a plan."""
+    if card and not dry_run:
+        raise UsageError("--card plans for another card; add --dry-run, or leave it out to train on this one")
 
 
 def echo_page(run: Path) -> None:
@@ -153,6 +161,9 @@ def train_character(
     *,
     config: Path = Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
     resume: Literal["", "auto"] = RESUME,
+    dry_run: bool = DRY_RUN,
+    card: int = CARD,
+    as_json: bool = AS_JSON,
     stop_with_stdin: bool = Option(
         False, "--stop-with-stdin", help="Stop as by SIGTERM when standard input ends, with the parent process."
     ),
@@ -162,7 +173,12 @@ def train_character(
     from pacorl.config.base import load
 
     # The config, with the character of the command line.
+    _check_card(card, dry_run=dry_run)
     run = load(CharacterConfig, config, [f"character={folder}", *(overrides or [])])
+    if dry_run:
+        from pacorl.plan.characters import plan_character
+
+        end_with(plan_character(run, card=card), as_json=as_json)
     # Before anything slow: the parent may end while this process still imports.
     if stop_with_stdin:
         watch_stdin()

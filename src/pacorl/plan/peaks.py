@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pacorl.grpo.builders import add_adapter
-from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.lora_config import LoraConfig
 from pacorl.io.documents import blamed_on
 from pacorl.models.int8 import streamed_bytes, weight_bytes
 from pacorl.models.policies import POLICIES
@@ -81,7 +81,7 @@ class Batch(NamedTuple):
 class Training(NamedTuple):
     """The trained adapter and one of its training forwards, at the size of the job's first batch."""
 
-    config: PolicyConfig
+    config: LoraConfig
     batch: int
     copies: int = 4
     """Tensors of the adapter's size, gradients excluded: weights, average, AdamW's two moments, and perhaps others."""
@@ -89,6 +89,8 @@ class Training(NamedTuple):
     """Whether samples are drawn with gradients, as compiled steps are."""
     steps: float = 0
     """Number of such forwards in the run."""
+    encodes_images: bool = False
+    """Whether it trains on images, which the VAE encodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,7 @@ def _figures(job: Job, configs: Parts) -> Iterator[tuple[str, float]]:
     # Encoding, judging, and the rest.
     largest = max((batch.size for batch in job.batches), key=lambda size: size.height * size.width)
     yield "encode", lasting + encoding + text_pass(inputs, largest, prompts=prompts).peak
-    if policy.max_sources:
+    if policy.max_sources or (training and training.encodes_images):
         yield "encode", lasting + encoding + image_pass(policy, largest).peak
     buffers = max((scorer.buffers for scorer in job.scorers), default=0)
     if job.scorers:
