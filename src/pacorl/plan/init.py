@@ -15,8 +15,6 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
-import jinja2
-
 from pacorl.config.base import load, read_config, validated
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -29,6 +27,7 @@ from pacorl.plan.sources import rewards_of
 from pacorl.records.characters import find_character
 from pacorl.records.leaks import split_prompts
 from pacorl.records.prompts import kinds_of, load_prompts, save_prompts
+from pacorl.report.html import render
 from pacorl.rewards import asks_judge
 from pacorl.types import TINY, Prompt
 
@@ -73,90 +72,6 @@ FORMS = (
     Form("lowest", True, "int8 in main memory, sent layer by layer"),
 )
 """The fastest first."""
-TEMPLATE = """\
-# {{ job.checkpoint }} on {{ job.cards }} × {{ job.gigabytes }} GB, else with the paper's values; `pacorl config KEY` \
-explains one.
-out: {{ quoted("runs/" ~ job.path.stem) }}  # log, page, checkpoints and the LoRA
-epochs: {{ epochs }}  # each prompt is seen {{ "%.0f"|format(epochs * prompts / job.train|length) }} times
-prompts_per_epoch: {{ prompts }}  # with 16 samples each {{ 16 * prompts }} images
-memory: {{ form.memory }}  # {{ form.text }}
-{% if job.cards > 1 %}
-processes: {{ job.processes }}  # cards that train{{ ", and one more for the judge" if job.is_served }}
-{% endif %}
-model:
-  kind: {{ job.spec.kind }}
-{% if job.checkpoint != job.spec.published %}
-  checkpoint: {{ quoted(job.checkpoint) }}
-{% endif %}
-{% if job.spec.kind == "kontext" %}
-  guidance_scale: 2.5  # as its pipeline's example
-{% endif %}
-{% if not form.gradient_checkpointing %}
-  gradient_checkpointing: false  # the run fits the card without: time, not the result
-{% endif %}
-{# Compiled steps are sampled as they are trained, for which the smallest cards have no room. #}
-{% if form.memory != "lowest" %}
-  compile: blocks  # takes 0.7 of the time
-{% endif %}
-prompts:
-  train: {{ quoted(job.folder ~ "/train.jsonl") }}  # {{ job.train|length }} prompts
-  evaluation: {{ quoted(job.folder ~ "/test.jsonl") }}  # held out, with all of their text or image
-sampling:
-  size: {{ "[384, 384]  # an area" if job.train[0].sources else "[512, 512]  # evaluations have 1024" }}
-  batch: {{ batch }}  # images a forward, at most
-{% if form.memory != "normal" %}
-  tree: {seeds: 2}  # samples of a group share their first steps
-  suffix: {solver: ab2, steps: 4}  # second order after the noise: fewer forwards
-{% endif %}
-evaluation:
-  every: {{ 10 if form.memory == "normal" else 20 }}  # epochs, since an evaluation is a fixed cost
-  samples_per_prompt: {{ job.samples_per_prompt }}  # images of each held-out prompt, \
-{{ job.samples_per_prompt * job.held_out|length }} in all
-{# Without it a judge's reward that is added by hand asks the default judge. #}
-{% if job.asks_judge %}
-judge: {checkpoint: '{{ served_judge if job.is_served else judge }}'}
-{% endif %}
-{% if job.rewards|length == 1 %}
-advantages: {aggregate: weighted_sum}  # one reward needs no log-taming; delete this line with a second
-{% endif %}
-rewards:  # credit and clip range follow from them\
-{{ "" if job.asks_judge else "; the judge's are such as {name: consistency, weight: 0.2}" }}
-{% for reward in rewards %}
-  - {{ reward }}
-{% endfor %}
-"""
-
-TINY_TEMPLATE = """\
-extends: tiny  # for a CPU, and this world's words alone
-out: {{ quoted("runs/" ~ job.path.stem) }}
-prompts: {train: {{ quoted(job.folder ~ "/train.jsonl") }}, evaluation: {{ quoted(job.folder ~ "/test.jsonl") }}}
-sampling: {size: [128, 128]}  # as evaluated: at a third of its size, as in tiny, less is learnt
-evaluation: {size: [128, 128], samples_per_prompt: {{ job.samples_per_prompt }}}
-{% if not job.asks_judge %}
-judge: none
-{% endif %}
-rewards: [{{ rewards|join(", ") }}]
-"""
-
-
-NEXT = """\
-wrote {{ job.path }} and {{ job.folder }}
-{% if job.is_served %}
-serve: CUDA_VISIBLE_DEVICES=0 pacorl serve {{ judge }} --backend vllm
-{% endif %}
-{% if job.cards > 1 %}
-train: CUDA_VISIBLE_DEVICES={{ range(job.is_served, job.cards)|join(",") }} torchrun --standalone --nproc_per_node \
-{{ job.processes }} -m pacorl train-policy {{ job.path }} --resume auto
-{% else %}
-train: pacorl train-policy {{ job.path }} --resume auto
-{% endif %}
-measure: pacorl report runs/{{ job.path.stem }}    # held-out prompts before and after, with intervals
-{% if row %}
-beside the paper's {{ row[1] }}: pacorl benchmark {{ row[0] }} --model {{ job.checkpoint }} \
---adapter runs/{{ job.path.stem }}/adapter    # data and judge: docs/train.md
-{% endif %}
-"""
-"""The commands that follow: on several cards the first one serves the judge."""
 
 
 class Job(NamedTuple):
@@ -218,7 +133,7 @@ def write_config(job: Job) -> tuple[Plan, str]:
         raise
     plan = dataclasses.replace(plan, facts={**plan.facts, "read_as": job.read_as})
     row = None if job.checkpoint == TINY else PUBLISHED_ROWS.get(job.spec.kind)
-    return plan, jinja2.Template(NEXT, trim_blocks=True).render(job=job, judge=JUDGE, row=row)
+    return plan, render("init_next.txt", job=job, judge=JUDGE, row=row)
 
 
 def _write_fitting(job: Job) -> Plan:
@@ -293,8 +208,9 @@ def _text(job: Job, form: Form) -> str:
     most = MOST_PROMPTS // 2 if job.processes > 1 else MOST_PROMPTS
     prompts = job.processes * min(most, math.ceil(count / job.processes))
     batch, batch_of_large = (4, 1) if form.memory == "normal" else (8, 4)
-    template = TINY_TEMPLATE if job.checkpoint == TINY else TEMPLATE
-    text: str = jinja2.Template(template, trim_blocks=True, keep_trailing_newline=True).render(
+    template = "init_tiny.yaml" if job.checkpoint == TINY else "init.yaml"
+    return render(
+        template,
         job=job,
         epochs=min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts))),
         prompts=prompts,
@@ -305,4 +221,3 @@ def _text(job: Job, form: Form) -> str:
         served_judge=SERVED_JUDGE,
         rewards=[json.dumps(reward, ensure_ascii=False) for reward in job.rewards],
     )
-    return text

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jinja2
 import torch
 
 from pacorl.core.objectives import OBJECTIVES
@@ -29,6 +28,7 @@ from pacorl.plan.judges import clip_scorer, judge_scorer
 from pacorl.plan.peaks import PHASES, Batch, Job, Memory, Training, measure
 from pacorl.plan.sources import MissingFile
 from pacorl.records.prompts import kinds_of
+from pacorl.report.html import render
 from pacorl.rewards.clip import ClipEncoder, ClipReward
 from pacorl.rewards.reward import RewardError, smoke_test
 from pacorl.rewards.spec import UserReward
@@ -119,31 +119,7 @@ class Plan:
 
     def __str__(self) -> str:
         phases = [f"{PHASES[phase]} {size_text(size)}" for phase, size in self.memory.phases.items()]
-        screen = jinja2.Template(SCREEN, trim_blocks=True)
-        text: str = screen.render(plan=self, phases=phases, size_text=size_text, hours=_hours(self))
-        return text.strip()
-
-
-SCREEN = """\
-verdict: {{ plan.verdict }}
-{% for absence in plan.absences %}
-  {{ absence.key }} = {{ absence.source }}: {{ absence.remedy }}
-{% endfor %}
-{% if plan.download_bytes %}
-to download: {{ "%.0f"|format(plan.download_bytes / 10**9) }} GB
-{% endif %}
-card: {{ size_text(plan.peak_bytes) }}{{ " of " ~ size_text(plan.device_bytes) if plan.device_bytes }}, and about \
-1 GiB for CUDA
-  {{ phases|join(", ") }}
-main memory: {{ size_text(plan.memory.host) }}{{ " of " ~ size_text(plan.main_bytes) if plan.main_bytes }}, and room \
-to read the files of weights
-{% for name, fact in plan.facts.items() %}
-{{ name.replace("_", " ") }}: {{ fact }}
-{% endfor %}
-{% for line in hours %}
-{{ line }}
-{% endfor %}
-"""
+        return render("plan.txt", plan=self, phases=phases, size_text=size_text, hours=_hours(self)).strip()
 
 
 def _hours(plan: Plan) -> Iterator[str]:

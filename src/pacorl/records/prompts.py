@@ -195,7 +195,9 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
     counts = []
     for kind, of_kind in kinds.items():
         first = of_kind[0]
-        text = shorten(" | ".join(first.panels or (first.text,)), 200, placeholder=" …")
+        # A panel repeats the theme, for generators of separate images.
+        panels = [panel.removeprefix(f"{first.theme}, ") for panel in first.panels]
+        text = shorten(" | ".join([first.theme or first.text, *panels]), 200, placeholder=" …")
         counts.append(f"{len(of_kind)} {kind}, the first {first.place} {text!r}")
     # A set whose number was not understood would train as one image, if its reward takes single images too.
     if ONE_IMAGE in kinds:
