@@ -115,7 +115,7 @@ def test_the_screen_shows_how_each_sentence_was_read() -> None:
     """A sentence without its number of pictures is one image, which a reward of one's own takes too."""
     Path("sets.txt").write_text("\n".join(["Three pictures of a fox: asleep, in snow, in a boat", "A bear", "A cat"]))
     shown = start("own", "klein").stdout
-    assert "1 as sets of 3 panels, the first sets.txt:1 'a fox, asleep | a fox, in snow | a fox, in a boat'" in shown
+    assert "1 as sets of 3 panels, the first sets.txt:1 'a fox | asleep | in snow | in a boat'" in shown
     assert "2 as one image, the first sets.txt:2 'A bear'; if a set is meant (sets.txt:2, sets.txt:3), begin" in shown
 
 
