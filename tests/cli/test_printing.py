@@ -21,7 +21,7 @@ HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x9b2J\x7f\u202e\u2066\u200f[red]x[-red][link=h
 def test_file_names_in_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    images = [str(tmp_path / f"{number}{HOSTILE}.png") for number in range(3)]
+    images = [str(tmp_path / f"é{number}{HOSTILE}.png") for number in range(3)]
     for path, panel in zip(images, all_panels()[::8000], strict=False):
         draw(panel, 32).save(path, "PNG")
     # Both are set by the command line, for its own process.
@@ -36,5 +36,6 @@ def test_file_names_in_scores(
             streams = capsys.readouterr()
             assert not CONTROLS.search(streams.out + streams.err), ascii(streams)
             shown.append(streams.out)
-    assert images[0].encode("unicode_escape").decode() in shown[0]
+    assert Path(images[0]).name.removeprefix("é").encode("unicode_escape").decode() in shown[0]
+    assert "é0" in shown[1]
     assert json.loads(shown[1])["images"][0] == images[0]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 import typer
 
 from pacorl.config.options import FLAG, UsageError
-from pacorl.io.terminal import Progress, printable
+from pacorl.io.terminal import CONTROLS, Progress, printable
 
 if TYPE_CHECKING:
     from pacorl.plan.plan import Plan
@@ -139,8 +139,9 @@ def echo(text: object, *, err: bool = False) -> None:
 
 
 def print_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
-    """Print a document for programs."""
-    typer.echo(json.dumps(document, indent=2))
+    """Print a document for programs, in UTF-8; control characters are JSON's escapes."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    typer.echo(CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text))
 
 
 def end_with(plan: Plan, *, as_json: bool) -> NoReturn:
