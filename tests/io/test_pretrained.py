@@ -121,8 +121,6 @@ EXCEPTIONS = {
     "rewards/clip.py": ['state = torch.load(path, map_location="cpu", weights_only=True)'],
     # Bytes that the line itself has made.
     "runtime/processes.py": ["pickle.loads(pickle.dumps(error))"],
-    # A line of a model card.
-    "report/publish.py": ['pipeline = DiffusionPipeline.from_pretrained("{{ base }}", dtype=torch.bfloat16)'],
 }
 """Module → its loads beside `pretrained`."""
 

@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from pacorl.cli import app
-from pacorl.report.publish import write_card
+from pacorl.report.publish import upload_command, write_card
 
 
 @pytest.fixture
@@ -75,3 +75,10 @@ def test_an_unknown_base_has_no_licence_and_a_card_that_is_there_stays(run: Path
     card.write_text("My own words.\n")
     write_card(run)
     assert card.read_text() == "My own words.\n"
+
+
+def test_the_command_uploads_the_adapter_and_its_card_and_nothing_else(run: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors", "notes.txt", "optimizer.pt", ".env"):
+        (run / "adapter" / name).write_text("mine")
+    words = shlex.split(upload_command(write_card(run)))
+    assert words[words.index("--include") + 1 :: 2] == ["README.md", "adapter_config.json", "adapter_model.safetensors"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -289,8 +288,8 @@ def report(
 
 def publish(run: Path = Argument(help="A finished run's folder.")) -> None:
     """Write a run's model card, and print the command that uploads it with the adapter."""
-    from pacorl.report.publish import write_card
+    from pacorl.report.publish import upload_command, write_card
 
     folder = write_card(run)
     echo(f"card: {folder / 'README.md'}")
-    echo(f"next: hf upload OWNER/NAME {shlex.quote(str(folder))} . --private")
+    echo(f"next: {upload_command(folder)}")

@@ -5,6 +5,7 @@ The card's text comes from the run's own files only.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from pacorl.io.files import write_atomic
@@ -14,6 +15,11 @@ from pacorl.report.results import change_text, rows_of
 from pacorl.types import TINY
 
 CARD = "README.md"
+PUBLISHED = (
+    *(CARD, "decision.json"),
+    *("adapter_config.json", "adapter_model.safetensors", "pytorch_lora_weights.safetensors"),
+)
+"""Files to upload of an adapter's folder, which may hold others of its owner."""
 KINDS = {
     "train-policy": ("paco-grpo", "PaCo-GRPO (arXiv 2512.04784)"),
     "train-character": ("character", "flow matching on images of a character"),
@@ -72,6 +78,15 @@ def write_card(run: Path) -> Path:
     )
     write_atomic(folder / CARD, str(card))
     return folder
+
+
+def upload_command(folder: Path) -> str:
+    """Return the command that uploads an adapter with its card, and no other file of its folder."""
+    command = ["hf", "upload", "OWNER/NAME", str(folder), ".", "--private"]
+    for name in PUBLISHED:
+        if (folder / name).is_file():
+            command += ["--include", name]
+    return shlex.join(command)
 
 
 def _name_of(source: str) -> str:
