@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from pacorl.io.images import png_bytes
 from pacorl.judge import default_judge
-from pacorl.studio.folder import Folder, Recipe
+from pacorl.studio.folder import Draft, Folder, Recipe
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_what_is_removed_comes_back_as_it_was(folder):
 
     folder.remove("king", folder.character_folder(name))
     folder.new_character("king", "green")
-    with pytest.raises(OSError, match="king"):
+    with pytest.raises(FileExistsError, match="a new king"):
         folder.undo()
     assert folder.character(name).text == "green"
     assert len(list((folder.path / "trash").rglob("card.yaml"))) == 1
@@ -112,3 +112,9 @@ def test_damaged_recipes_are_refused(folder):
         name = folder.add_page([(picture(), Recipe(note="good"))])
         (folder.path / "pages" / name / "2.png").write_bytes(png_bytes(picture(), texts))
         assert len(folder.pages[0]) == 1
+
+
+@pytest.mark.parametrize("text", ["{", '{"drawing": "of an older version"}'])
+def test_a_damaged_form_is_an_empty_one(folder, text):
+    (folder.path / "draft.json").write_text(text)
+    assert folder.read_draft() == Draft()

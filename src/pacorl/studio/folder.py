@@ -185,7 +185,10 @@ class Folder:
         path = self.path / "draft.json"
         if not path.is_file():
             return Draft()
-        return typed(read_object(path), Draft)
+        try:
+            return typed(read_object(path), Draft)
+        except ValueError:  # damaged, or of another version: a form is no work that could be lost
+            return Draft()
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -282,7 +285,10 @@ class Folder:
         self.remove(plain(name), self.character_folder(name), *loras)
 
     def undo(self) -> None:
-        """Restore the last removal. Raises OSError if something new has its place, and can be tried again."""
+        """Restore the last removal. Raises FileExistsError if something new has its place, and can be tried again."""
+        for path in self._moves:
+            if path.exists():
+                raise FileExistsError(f"there is a new {path.name}; remove it before you undo the removal")
         for path, trashed in self._moves.items():
             trashed.rename(path)
         self.removal, self._moves = "", {}
