@@ -104,7 +104,7 @@ def test_a_refusal_names_what_is_wrong(theme: str, panels: Sequence[str], named:
 def test_other_prompts_and_instructions_are_refused() -> None:
     for prompt in set_prompts("test", 12):
         check_tiny(prompt)
-    with pytest.raises(ValueError, match="describe each panel"):
+    with pytest.raises(ValueError, match="dentist"):
         check_tiny(Prompt(id=0, text="a dentist in her surgery"))
     check_tiny_edit(Prompt(id=0, text="Give the hero a crown."))
     for text in ("give the Hero a crown", "Give the hero a crown. "):

@@ -153,6 +153,7 @@ def check_tiny(prompt: Prompt) -> None:
         ValueError: if it is not of the tiny world.
     """
     if not prompt.panels:
+        read_texts(Text("the prompt", prompt.text, tuple(VALUES)))
         raise ValueError(f"this model makes sets; describe each panel, as in {EXAMPLE} or by prompt_from('tiny', …)")
     check_tiny_grid(prompt.grid, len(prompt.panels))
     asked_in(prompt)
