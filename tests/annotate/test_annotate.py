@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -275,6 +276,11 @@ def test_changed_questions_and_missing_images_are_refused(annotation):
         annotation.start([])
     (annotation.folder / first.reference).unlink()
     with pytest.raises(ValueError, match=first.reference):
+        annotation.start([])
+    write_records(path, [replace(first, candidates=("Thumbs.db", *first.candidates))])
+    (annotation.folder / first.reference).write_bytes(b"")
+    (annotation.folder / "Thumbs.db").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"Thumbs\.db is none of \.png"):
         annotation.start([])
 
 

@@ -158,6 +158,10 @@ class Annotation:
             with blamed_on(f"instances.jsonl: {instance.id}"):
                 for image in (instance.reference, *instance.candidates):
                     existing(self.folder, image)
+                    if Path(image).suffix.lower() not in IMAGE_TYPES:
+                        raise ValueError(
+                            f"{image} is none of {', '.join(IMAGE_TYPES)}, which browsers show; convert it"
+                        )
         questions = [*instances]
         if controls:
             questions += foreign_controls(instances)
