@@ -162,6 +162,7 @@ def test_differences_are_paired_by_seed_with_a_t_interval(seeds: list[Path]) -> 
     text = text_of(page)
     assert lines[0] in text
     assert text.count('class="sure"') == 1
+    assert re.findall(r'<td data-label="Before"> ?<b>([^<]*)<', text) == ["0.250", "1.000"]
     assert "Image 4 of 6, next to the median change</a>" in text, "the images are of all seeds"
     assert re.findall(r'<td data-label="Seed \d">([^<]*)<', text)[:3] == ["+0.125", "+0.188", "+0.250"]
     assert '<th scope="row">lr</th>' in text

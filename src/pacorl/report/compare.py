@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pacorl.core.metric_names import MONITOR
@@ -19,11 +21,21 @@ from pacorl.report.figures import MINUS, label
 from pacorl.report.folder import RunFolder, Sample, numbers, read_run
 from pacorl.report.html import render
 from pacorl.report.page import Set, by_change, gallery, match
-from pacorl.report.results import INTERVAL_NOTE, PLACES, Result, change_text, compared, pair_up, paired, summarised
+from pacorl.report.results import (
+    INTERVAL_NOTE,
+    PLACES,
+    Result,
+    change_text,
+    compared,
+    pair_up,
+    paired,
+    rows_of,
+    summarised,
+)
 
 NOT_COMPARED = {"out", "seed"}
 MEASURES = re.compile(
-    r"evaluation\.(size|steps|judge|rewards\.\d+\.args)\b|judge\.(checkpoint|adapter)$|rewards\.\d+\.args\.ask$"
+    r"evaluation\.(size|steps|judge|rewards\.\d+\.args)\b|judge\.checkpoint$|rewards\.\d+\.args\.ask$"
 )
 """Keys that decide what an evaluation measures."""
 OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
@@ -168,7 +180,9 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
         differences = [round(last - first, PLACES) for first, last in sides]
         by_seed = dict(zip(of_seeds, differences, strict=True))
         change_of = paired(list(of_seeds), firsts, lasts)
-        rows.append(Result(name, *change_of, by_seed=by_seed))
+        begun = [result.untrained.mean for result in of_seeds.values() if result.untrained]
+        untrained = Interval(fmean(begun)) if len(begun) == len(of_seeds) else None
+        rows.append(Result(name, *change_of, by_seed=by_seed, untrained=untrained))
     return rows
 
 
@@ -191,7 +205,19 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
         after = sides[1].get(name)
         if before and after and name not in measured:
             rows.append(Result(name, before, after, Interval(after.mean - before.mean)))
-    return rows
+    begun = beginnings(first, second)
+    return [replace(row, untrained=begun.get(row.name)) for row in rows]
+
+
+def beginnings(first: RunFolder, second: RunFolder) -> dict[str, Interval]:
+    """Read the measures before training which the tables of both runs have, and which are equal as they are shown."""
+    sides = [{row.name: row.before for row in rows_of(run) if row.before} for run in (first, second)]
+    begun = {}
+    for name, before in sides[0].items():
+        other = sides[1].get(name)
+        if other and round(before.mean, PLACES) == round(other.mean, PLACES):
+            begun[name] = before
+    return begun
 
 
 def agreement(run: RunFolder) -> dict[str, Interval | None]:

@@ -44,6 +44,8 @@ class Result:
     """Images of both sides that lack this score on one of them."""
     by_seed: Mapping[str, float] = field(default_factory=dict)
     """Training seed → difference; empty for two runs."""
+    untrained: Interval | None = None
+    """In a comparison of two runs: before the training of either, if both begin alike."""
 
     @property
     def higher(self) -> str:
