@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pacorl.runtime.workers import Workers, outcome_of
+from pacorl.runtime.workers import Workers
 
 
 def test_what_has_not_begun_is_cancelled_and_what_runs_is_abandoned() -> None:
@@ -18,7 +18,7 @@ def test_what_has_not_begun_is_cancelled_and_what_runs_is_abandoned() -> None:
     assert begun.wait(60)
     workers.close()
     over.set()
-    assert outcome_of(going, "it")
+    assert going.result()
     assert not waiting.done()
 
 

@@ -216,12 +216,9 @@ def _changes(key: str, before: Any, now: Any) -> Iterator[tuple[str, list[Any]]]
 
 
 def check_changes(
-    changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], start: str = "adapter.start", warns: bool = True
+    changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], lora_key: str = "adapter.start", warns: bool = True
 ) -> None:
-    """Log a warning for each change of the `free` keys and sections, and raise ConfigError if other keys change.
-
-    `start` is the key by which a new run begins with this run's LoRA.
-    """
+    """Log a warning for each change of the `free` keys and sections, and raise ConfigError if other keys change."""
     prefixes = tuple(f"{key}." for key in free)
     frozen = []
     for key, (old, new) in changes.items():
@@ -233,5 +230,5 @@ def check_changes(
     if frozen:
         raise ConfigError(
             f"a run that goes on keeps its settings, and {'; '.join(frozen)}: take the old values, or "
-            f"start anew with out=…, from this run's LoRA by {start}"
+            f"start anew with out=…, from this run's LoRA by {lora_key}"
         )

@@ -273,7 +273,7 @@ def check_scores(
         if absent:
             warnings.append(
                 f"reward {name!r} gave no score to {len(absent)} images ({not_finite} are NaN or infinite), first for "
-                f"{named(absent[:1])}; leave out prompts that it cannot score"
+                f"{named(absent[:1])}; a missing score is left out, and is not 0"
             )
         if not_finite:
             metrics[f"{ALARM}{NOT_FINITE}{name}"] = float(not_finite)
@@ -283,7 +283,9 @@ def check_scores(
         missing = stats["samples/missing"]
         if missing > MAX_MISSING:
             lost = f"{missing:.0%} of the scores of {when} are missing, more than {MAX_MISSING:.0%}"
-            raise SharedFault(ValueError(f"{lost}; the state is saved. {'; '.join([*reasons, *warnings])}"))
+            causes = "; ".join([*reasons, *warnings])
+            fix = "mend the reward, or leave out prompts that it cannot score"
+            raise SharedFault(ValueError(f"{lost}; the state is saved. {causes}; {fix}"))
 
         # 3. Rewards that tell no group's images apart.
         if all(stats.get(f"reward/{name}/zero_std_groups", 0.0) >= 1 for name in columns):

@@ -97,7 +97,7 @@ class JudgeTrainer:
         """The checkpoint for resuming; None at the start."""
         if self.checkpoint:
             changes = changes_to(config, read_yaml(config.out / "config.yaml"))
-            check_changes(changes, free=FREE_KEYS, start="tuning.start", warns=processes().is_main_process)
+            check_changes(changes, free=FREE_KEYS, lora_key="tuning.start", warns=processes().is_main_process)
 
     def train(self) -> Path:
         """Train to the end of the config; return the run's folder.

@@ -39,7 +39,6 @@ PEFT_WEIGHTS = "adapter_model.safetensors"
 DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
 ADAPTER_FILES = (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
 """Files of `save_lora`."""
-HUB_PATH = re.compile(rf"(?P<repo>{HUB_NAME.pattern}):(?P<path>[^:]+)")
 METADATA = "lora_adapter_metadata"
 """diffusers' own key for the adapter's config in a file's metadata, its entries prefixed with `transformer.`."""
 

@@ -5,7 +5,6 @@ The threads of `ThreadPoolExecutor` keep the process from ending until each of t
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -90,9 +89,7 @@ class Workers:
                 del future, act  # they hold images
 
 
-def outcome_of(
-    future: Future[Outcome], what: str, *, seconds: float = math.inf, check_stop: Callable[[], None] = lambda: None
-) -> Outcome:
+def outcome_of(future: Future[Outcome], what: str, *, seconds: float, check_stop: Callable[[], None]) -> Outcome:
     """Wait for a call's outcome, and return or raise it.
 
     Args:
