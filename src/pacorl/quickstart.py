@@ -3,8 +3,6 @@
 The judge rewards. The oracle reads the true attributes of every drawing; its grades are never rewarded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path

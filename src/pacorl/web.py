@@ -8,8 +8,6 @@ with listening("127.0.0.1", 8767) as (listener, url):
     run(app, listener)
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

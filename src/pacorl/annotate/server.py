@@ -4,8 +4,6 @@ All that people do is in `answers.jsonl` (`dataset.answer_log`), on the disk bef
 by a secret of the folder, so that nothing about them is stored. Images are named by instance and number, never by path.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import math

@@ -4,8 +4,6 @@ The published folder as it is (`records.consistency_rank`). Figures are means ov
 intervals draw whole folders, because the items of one folder share its images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

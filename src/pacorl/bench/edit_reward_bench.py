@@ -6,8 +6,6 @@ which people compared them. Each edit is judged by itself: prompt following, con
 is right if the preferred edit scores higher; a tie, if both score equally.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -9,8 +9,6 @@ judgements at the end. Therefore a run can be resumed item by item, no item coun
 without the judge.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

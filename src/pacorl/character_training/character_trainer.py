@@ -7,8 +7,6 @@ is noise − latents, at noise levels of the checkpoint's own training shift. Lo
 format of PaCo-GRPO, which can start from the LoRA (`adapter.start`). An epoch of the log is `evaluate_every` steps.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

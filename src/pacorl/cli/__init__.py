@@ -1,7 +1,5 @@
 """The command line. Entry points only: each command imports its heavy modules itself."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

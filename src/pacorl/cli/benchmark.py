@@ -1,7 +1,5 @@
 """`pacorl benchmark NAME DATA`: the field's measures of judges and of generators, compared with the paper's rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from typer import Argument, Exit

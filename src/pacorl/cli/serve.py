@@ -1,7 +1,5 @@
 """`pacorl serve`, a judge over an OpenAI-compatible API, and `pacorl studio`, a local page to draw pages."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Literal

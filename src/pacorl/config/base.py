@@ -5,8 +5,6 @@ only differences. Unknown keys, wrong types and impossible combinations are refu
 fix.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

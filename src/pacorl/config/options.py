@@ -8,8 +8,6 @@ A field is a flag of its own name (`best_of` → `--best-of`); `cli.shared` make
 no heavy module, because `pacorl --help` reads it.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field

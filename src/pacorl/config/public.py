@@ -1,7 +1,5 @@
 """Masking of keys in published configs: model card, report and trackers show `public(config)`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ A recipe of another training than PaCo-GRPO has its folder in its name: `reward/
 a character's LoRA. Each file begins with a comment `# CARD: PURPOSE.`.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

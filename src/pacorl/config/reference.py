@@ -1,7 +1,5 @@
 """Reference of every key of a run's config: `pacorl config KEY`, and the hint for a wrong key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from inspect import getdoc

@@ -1,7 +1,5 @@
 """Config sections of rewards."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field

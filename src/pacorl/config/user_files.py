@@ -4,8 +4,6 @@ It is executed with all rights of the user, once. The environment variable NO_US
 its children, such as the studio's trainer.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """Items in batches, and in groups that hang together."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ Platt scaling (Platt 1999) maps P(Yes) to σ(logit/T + b). The expected calibrat
 1706.04599) is the mean distance between confidence and share of Yes over bins of P(Yes), weighted by their counts.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Names in a run's metrics.jsonl: prefixes that packages share, and the meaning of each sign of reward hacking."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 MONITOR = "monitor/"

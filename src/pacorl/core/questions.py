@@ -4,8 +4,6 @@ The wording, including its grammar, is from the released judge's training data (
 a judge is sensitive to it, so do not change it without retraining.
 """
 
-from __future__ import annotations
-
 import re
 
 CONTROL_TOKEN = re.compile(r"<\|\w{1,40}\|>")

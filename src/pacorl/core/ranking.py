@@ -6,8 +6,6 @@ candidates its τ differs from the rank correlation in 296 and its ρ in 328. Bo
 names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 

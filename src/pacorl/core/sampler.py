@@ -7,8 +7,6 @@ training. `{seeds: 16, branches: [1]}` is Flow-GRPO's own noise for each sample 
 branches: [16]}` one start for a whole group, as in TempFlow-GRPO (2508.04324) and BranchGRPO (2509.06040).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

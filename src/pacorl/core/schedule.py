@@ -5,8 +5,6 @@ groups and processes: windows that differ between the samples of a group would m
 alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Sequence

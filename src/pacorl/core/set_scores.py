@@ -9,8 +9,6 @@ also agree with each other, which no mean over the pairs of a set shows. Compari
 across the sets of one prompt separates learning from collapse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import combinations
 from math import ceil, comb

@@ -9,8 +9,6 @@ The lines alone determine the answers: without its line an answer is open again.
 server was never acknowledged and is cut off.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -5,8 +5,6 @@ GEdit-Bench's parquet files         edits.jsonl, en.jsonl and cn.jsonl, images i
 ShareGPT-4o-Image, its JSON         NAME.jsonl in its folder, images where its archives unpack them
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256

@@ -7,8 +7,6 @@ than d, and none can be added (Halldórsson & Radhakrishnan 1997); d is the larg
 Distance is 1 − cosine of TF-IDF vectors. N prompts, C dimensions.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The judge learns to answer Yes or No and then why. An explanation for the other 
 call tries failed pairs again.
 """
 
-from __future__ import annotations
-
 import base64
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@
 The folder is self-contained: images are linked into it, or copied if the file system has no links.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

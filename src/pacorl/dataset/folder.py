@@ -3,8 +3,6 @@
 Rankings come from the log of the annotation page (`answer_log`), which may be read while it serves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial

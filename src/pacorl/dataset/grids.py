@@ -8,8 +8,6 @@ at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids o
 708 prompts 33,984.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Rankings of one's own files beside those of the annotation page (`pacorl dataset export --rankings`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain

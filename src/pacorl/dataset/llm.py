@@ -1,7 +1,5 @@
 """Requests of a dataset step to a language model, and the journal of the answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar

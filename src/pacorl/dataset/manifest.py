@@ -3,8 +3,6 @@
 A step is done if its manifest names the same inputs (by content), options and seed, and its outputs are unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ A taxonomy (a YAML of categories, subcategories and the dimensions that a set mu
 turns an order into a record. `llm_writer` asks a language model; `tiny_writer` writes the prompts of the tiny world.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

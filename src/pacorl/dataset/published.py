@@ -1,7 +1,5 @@
 """The T2IS records of the paper's runs, 150 and 135, which are on GitHub alone (`pacorl data t2is`)."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

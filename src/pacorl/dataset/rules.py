@@ -4,8 +4,6 @@ The paper does not publish its rule. Its numbers suggest `best_worst`: the best 
 with the reference, the worst is not.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

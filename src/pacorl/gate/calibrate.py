@@ -1,7 +1,5 @@
 """Fitting of a judge's calibration: Platt's curve on labelled pairs, and its error."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

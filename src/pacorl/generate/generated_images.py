@@ -1,7 +1,5 @@
 """Generated images with their recipes: in memory, and as PNGs of grid images and panels."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ becomes its description, later ones `the dentist`. The images in the folders of 
 if the generator takes references. Scenes beyond a page go on the next, which they must fill.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Builders of a policy run's parts from its config. Each rejects settings that cannot work."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -9,8 +9,6 @@ Policies and characters share the format and the rules for changes on resume. do
 failures that it survives.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil

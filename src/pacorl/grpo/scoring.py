@@ -4,8 +4,6 @@ A reward is called in both cases with the same rollout batches: one, the whole g
 as many as keep a judge on this GPU busy. So an in-process judge returns the same scores bit for bit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

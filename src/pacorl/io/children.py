@@ -4,8 +4,6 @@
 would be executed.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

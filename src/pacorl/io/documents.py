@@ -9,8 +9,6 @@ texts, 1e-4 is a number, and keys of a mapping are unique. Every fault is a Valu
 and its line. `fix`, a parameter of some readers, is the caller's advice about a missing file.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -3,8 +3,6 @@
 What `docs/running.md` promises of kills, power cuts and full disks rests on these functions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@ The libraries take seconds to import. Without a network they try every file of a
 then report a missing file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from functools import cache

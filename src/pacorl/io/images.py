@@ -6,8 +6,6 @@ The second image in a phone's photo (MPO) is not such a frame, and is ignored. S
 `io.uploads`.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import re

@@ -4,8 +4,6 @@ A client has a new connection for each request, so that left-over bytes of one a
 no redirect, which could send a key to another host. A service of this machine is asked around the proxy.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re

@@ -7,8 +7,6 @@ pickle can run code. A library's refusal for these reasons becomes one line. One
 aesthetic head (`rewards.clip`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

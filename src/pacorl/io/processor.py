@@ -4,8 +4,6 @@ transformers' own processors insist on a video processor, which needs torchvisio
 is left out, and images are prepared by the PIL backend.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

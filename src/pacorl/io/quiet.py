@@ -1,7 +1,5 @@
 """Suppression of libraries' messages and progress bars that duplicate pacorl's own."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

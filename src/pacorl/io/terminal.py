@@ -6,8 +6,6 @@ A terminal obeys the controls in a file name, a server's answer or a config's ke
 `ESC [2J` clears the screen, and bidirectional controls reorder the visible text (CVE-2021-42574).
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterable

@@ -7,8 +7,6 @@ the process decodes one image at a time, under limits of memory and CPU time. It
 started again when it is gone.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import math

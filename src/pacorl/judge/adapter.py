@@ -4,8 +4,6 @@ Adapters trained with transformers before 4.52 name the language model `model.la
 `model.language_model.layers…`; the vision tower was `visual…` and is `model.visual…`.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import Counter

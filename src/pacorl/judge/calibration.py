@@ -4,8 +4,6 @@
     "thresholds": {"panels": {"4": 0.31}}}
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path

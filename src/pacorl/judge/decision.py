@@ -6,8 +6,6 @@
 `POST /v1/systemone` then answers a question of type `noul` about the images of the state.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ with its reason. Only permanent faults are raised: a missing model, a refused ke
 single tokens for Yes and No, log-probabilities taken after sampling.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -7,8 +7,6 @@ share. Texts recur in every epoch, so rendering and tokenization are cached.
 Legend: N tokens, K feature maps of an image, D width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ one length become a batch; a window's numbers do not depend on its batch.
 Legend: S patches of all images, W windows of one length L, H heads, D width of a head.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Training examples of a judge: prompts, answers and loss positions from comparisons."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@
 after.json of the newest evaluation.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property

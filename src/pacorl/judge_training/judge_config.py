@@ -1,7 +1,5 @@
 """A PaCo-Reward run: the sections of its config and their defaults, the paper's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -8,8 +8,6 @@ folder holds config.yaml, metrics.jsonl, held_out/, summary.json, report.html, c
 request.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import shutil

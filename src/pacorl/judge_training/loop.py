@@ -1,7 +1,5 @@
 """Loss and metrics of judge training: the loss on the answers, its normalisation over batches, the metrics."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path

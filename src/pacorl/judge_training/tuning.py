@@ -1,7 +1,5 @@
 """The trained judge: loading, trainable weights, merging and saving."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

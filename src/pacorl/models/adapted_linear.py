@@ -1,7 +1,5 @@
 """PEFT's adapted layer, W·x + (α/r)·B·A·x, in the type of x."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 `models.lora` reads and writes their files; `models.adapted_linear` has an adapted layer's forward.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -10,8 +10,6 @@
 Names of the last row pass diffusers' converters. A module's change is α/rank · B·A.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Requirements of a character's training: `pacorl train-character FOLDER --config RECIPE --dry-run`."""
 
-from __future__ import annotations
-
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import read_pictures
 from pacorl.plan import sources

@@ -3,8 +3,6 @@
 A policy's own file has no part in this: the shapes that its encoders give a prompt are listed here, kind by kind.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Hours of a run on a card: FLOPs at half of the card's peak, times a ratio measured for such runs on an H200."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 

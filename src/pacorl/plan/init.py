@@ -4,8 +4,6 @@ Every setting that depends on prompts, model, reward and card is derived, and ex
 fit a card, the fastest whose plan fits is taken.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Memory of the models that score a run's images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

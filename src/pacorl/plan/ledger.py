@@ -4,8 +4,6 @@ The peak includes saved activations and passing buffers. It excludes kernels' sc
 and fragments, and the CUDA context (together about 1 GiB on a card).
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

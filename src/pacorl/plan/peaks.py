@@ -5,8 +5,6 @@ blocks and with three, which give the figures at its own depth. The very last bl
 reads its text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The config's prompts and sizes are checked, absent data and weights are listed w
 are computed from passes on meta tensors. No weights are loaded, and of the network only a judge's own server is asked.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -3,8 +3,6 @@
 The hub is not asked: its names are looked up in the local cache only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ description: a young dentist in light-blue scrubs
 keep: {face: round glasses, hair: black hair in a low bun}     # any of face, hair, outfit, palette
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import chain, zip_longest

@@ -11,8 +11,6 @@ Questions and answers are not changed. Image paths are relative to the file, or 
 An error names the file and the line or record. No record is skipped.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """Prompts from a theme and one text per panel, from a sentence, or from a record by its address."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ prompt_data.jsonl               {idx, prompt, criteria}, a folder's prompt
 consistency_full_rank.jsonl     {folder, ref_image, comp_images, rank_images}, a reference with its candidates
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fields that records in files share, and the validation of one record: pydantic names a faulty field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Images that a record names: paths within the folder of its file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from functools import lru_cache

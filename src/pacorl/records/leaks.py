@@ -6,8 +6,6 @@ one image, whatever the instruction: GEdit-Bench has each of its edits in two la
 reports figures with and without the shared items.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@
 It reads counts, lists and quotations from the sentence.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ A line of a JSONL is a `PromptLine`: a T2IS record, `{theme, panels}`, or an edi
 (`records.panels`). A fault names file and line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

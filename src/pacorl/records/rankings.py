@@ -16,8 +16,6 @@ Both may have `theme`, `annotator`, `group` and `category`, a JSONL also `criter
 relative to the file. Other columns and keys are ignored, unless they look like a misspelt one.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

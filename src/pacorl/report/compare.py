@@ -4,8 +4,6 @@ Runs whose configs differ in nothing but `seed` and their folder are one setting
 images of equal text and seed of noise are compared. Intervals are over the prompts of two runs, or over seeds.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

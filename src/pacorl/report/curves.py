@@ -1,7 +1,5 @@
 """The curves of a page: reward, evaluation, losses, KL. Every other metric is in the run's tracker (TensorBoard)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Elements of a page: numbers in words, and images as data URLs."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping

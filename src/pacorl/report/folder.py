@@ -4,8 +4,6 @@ A last line without its line break is still being written and is left for the ne
 an error with file and line.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping

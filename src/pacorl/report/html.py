@@ -3,8 +3,6 @@
 Judge and generation write pages too, so this file and `figures` import no report.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import jinja2

@@ -3,8 +3,6 @@
 The gallery shows before and after of one prompt and seed, at evenly spread quantiles of the change.
 """
 
-from __future__ import annotations
-
 import logging
 import shlex
 from collections.abc import Mapping, Sequence

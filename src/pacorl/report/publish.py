@@ -3,8 +3,6 @@
 The card's text comes from the run's own files only.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

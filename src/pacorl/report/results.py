@@ -1,7 +1,5 @@
 """Numbers of a page: metrics before and after with paired intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter

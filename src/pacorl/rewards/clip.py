@@ -4,8 +4,6 @@ All take the model's own processor (its PIL backend) and fp32 unless told otherw
 rewards that name one checkpoint share it. Every distinct text is encoded once per call.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Do the panels of a set belong together, and does each show its own text? Of an e
 was the instruction followed?
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

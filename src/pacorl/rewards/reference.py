@@ -1,7 +1,5 @@
 """Resemblance of a set, or of an edit, to the reference images of its characters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path

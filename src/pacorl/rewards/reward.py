@@ -1,7 +1,5 @@
 """The seam of a reward: prompts and images in, a score per image out; and the table of them all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

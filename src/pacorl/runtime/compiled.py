@@ -1,7 +1,5 @@
 """Compilation: a transformer's repeated blocks each by itself, so that a kind compiles once, and the VAE's decoder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Number of CPU threads of a process. Apart from `runtime.processes`, whose imports take most of a second."""
 
-from __future__ import annotations
-
 import os
 
 

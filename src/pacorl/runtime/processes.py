@@ -3,8 +3,6 @@
 One process, DDP and FSDP2 run the same loop (configs/launch, docs/running.md), through a `Runtime`.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import os

@@ -3,8 +3,6 @@
 PaCo-GRPO and a character's LoRA use `StopSignals` through `Runtime`, a judge's training by itself.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from types import FrameType

@@ -1,7 +1,5 @@
 """On a small card the generator and the models that score its images take turns (`memory: low`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable

@@ -3,8 +3,6 @@
 The threads of `ThreadPoolExecutor` keep the process from ending until each of their calls has returned.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

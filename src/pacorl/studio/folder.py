@@ -7,8 +7,6 @@ trash/TIME/…                         removed files, under their former paths
 draft.json, key                      the form of the page, and the secret of its link
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Sequence

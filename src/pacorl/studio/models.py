@@ -1,7 +1,5 @@
 """Models to choose from: their abilities, and whether they fit this card and main memory."""
 
-from __future__ import annotations
-
 import shlex
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of the studio: two tabs over one `Studio`, whose every open window shows the same state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime

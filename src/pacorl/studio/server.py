@@ -1,7 +1,5 @@
 """The server of the studio: NiceGUI behind the guard of all servers, on this machine only."""
 
-from __future__ import annotations
-
 import hmac
 import os
 import signal

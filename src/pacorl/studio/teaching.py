@@ -1,7 +1,5 @@
 """Trainings of characters: runs of `pacorl train-character`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

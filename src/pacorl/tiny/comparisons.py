@@ -1,7 +1,5 @@
 """Pairs of panels, drawn to train a judge."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import cycle, product
 from pathlib import Path

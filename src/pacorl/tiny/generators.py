@@ -1,7 +1,5 @@
 """Committed generators of the tiny world: the fields of their `models.policies.spec.TinyCheckpoint`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pacorl.tiny import CHECKPOINTS

@@ -1,7 +1,5 @@
 """Grades of an evaluation: agreement within sets, across them, and κ, of the themes that name no look."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean

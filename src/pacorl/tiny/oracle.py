@@ -1,7 +1,5 @@
 """The oracle of the tiny world: it reads the attributes of a panel and grades sets. It is never a reward."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache

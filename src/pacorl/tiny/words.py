@@ -4,8 +4,6 @@ The generator was trained on one world (docs/quickstart.md) and one form of prom
 words in texts, in any order, and writes that form. An unknown word is an error, which lists the known words.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -6,8 +6,6 @@ the place, and a panel's text its pose and prop. `draw` draws a panel, `set_prom
 and the `oracle` recognises a panel. It measures and is never a reward.
 """
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """FLUX.1-dev as a policy: sets of panels generated from one prompt. FLUX.1-Kontext shares its transformer and texts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import ClassVar, Literal

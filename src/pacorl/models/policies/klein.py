@@ -6,8 +6,6 @@ image's size, a further one and a reference to the same area in its own aspect, 
 pipeline does it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ choose for it; a source that no shape fits is refused. References, behind the so
 stitched into one image of the generated size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

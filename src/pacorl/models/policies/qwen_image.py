@@ -9,8 +9,6 @@ at most (Plus). Plus also takes references of characters, which it reads like fu
 image has the config's size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Stable Diffusion 3 and 3.5 as a policy: sets of panels generated from one prompt, under classifier-free guidance."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

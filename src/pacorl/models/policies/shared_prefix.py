@@ -5,8 +5,6 @@ depend neither on the step nor on the generated image: here a forward computes t
 of its rows. The layers are diffusers' own, and no value is read from the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from types import MethodType
