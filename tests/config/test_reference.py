@@ -51,6 +51,7 @@ def test_a_key_is_found_by_its_parts_and_a_wrong_one_names_the_nearest() -> None
     for wrong, meant in {
         "samplng.tree": "sampling.tree",
         "ema": "optimizer.ema_decay",
+        "credt": "credit",
         "kl": "objective.kl_weight",
     }.items():
         with pytest.raises(ValueError, match=f"'{wrong}'; did you mean .*'{meant}'"):

@@ -39,7 +39,8 @@ def matching(name: str) -> list[str]:
             if f".{name}." in f".{key}.":
                 texts.append(f"{command} {text}")
     if not texts:
-        hint = did_you_mean(name, all_keys) or "`pacorl config` lists the sections"
+        last_parts = [key.rpartition(".")[2] for key in all_keys]
+        hint = did_you_mean(name, [*all_keys, *last_parts]) or "`pacorl config` lists the sections"
         raise ValueError(f"no config has the key {name!r}; {hint}")
     return texts
 
