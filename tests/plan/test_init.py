@@ -24,6 +24,7 @@ from pacorl.models.policies import POLICIES
 from pacorl.plan import init as inits
 from pacorl.plan.peaks import Memory
 from pacorl.plan.plan import Plan
+from pacorl.plan.sources import MissingFile
 from pacorl.rewards import check_rewards
 from pacorl.tiny import CHECKPOINTS
 
@@ -68,7 +69,8 @@ def by_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def plan(config: PolicyConfig, *, card: int) -> Plan:
         size = config.generator.parameters * {"normal": 2, "low": 1, "lowest": 0}[config.memory]
-        return Plan(memory=Memory({"train": size + 4 * 2**30}))
+        absent = [MissingFile("judge.checkpoint", config.judge.checkpoint, "")] if config.judge else []
+        return Plan(memory=Memory({"train": size + 4 * 2**30}), absences=absent)
 
     monkeypatch.setattr(inits, "plan_training", plan)
 
@@ -94,6 +96,12 @@ def test_what_is_written_holds_together(job: str, kind: str, card: str) -> None:
     assert (judge is None) == (job == "own")
     assert config.processes + bool(judge and judge.remote) == (8 if card == "8x80" else 1)
     assert all(prompt.references for prompt in train) == (job == "references")
+
+
+@pytest.mark.usefixtures("by_weights")
+def test_a_judge_that_the_next_command_starts_is_not_absent() -> None:
+    assert "absent or broken: nothing" in start("consistency", "flux", "8x80").stdout
+    assert "absent or broken: judge.checkpoint" in start("consistency", "flux", "80", path="one.yaml").stdout
 
 
 @pytest.mark.usefixtures("by_weights")
@@ -146,7 +154,7 @@ def test_what_does_not_fit_together_is_refused_and_nothing_is_written() -> None:
         (("consistency", "flux", "4"), "--card 4"),
         (("consistency", "flux", "24GB"), "--card 24GB"),
         (("consistency", "flux", "0x80"), "--card 0x80"),
-        (("consistency", "flux", "24", "--prompts", "one.txt"), "one.txt:1"),
+        (("consistency", "flux", "24", "--prompts", "one.txt"), "without --reward FILE:NAME: one.txt:1"),
         (("consistency", "kontext", "24", "--prompts", "edits.jsonl", "--reward", "consistency"), "edits take"),
     ):
         Path("one.txt").write_text("a fox in the snow\na bear\n")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pacorl.config.base import load, read_config, validated
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.io.documents import blamed_on
 from pacorl.io.files import check_new, write_atomic
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.models.policies.policy import check_images
@@ -129,7 +130,11 @@ def write_config(job: Job) -> tuple[Plan, str]:
         rmtree(job.folder, ignore_errors=True)
         job.path.unlink(missing_ok=True)
         raise
-    plan = dataclasses.replace(plan, facts={**plan.facts, "read_as": job.read_as})
+    absences = plan.absences
+    if job.is_served:
+        # Its server is started by the first of the commands that follow.
+        absences = [absence for absence in absences if absence.key != "judge.checkpoint"]
+    plan = dataclasses.replace(plan, absences=absences, facts={**plan.facts, "read_as": job.read_as})
     row = None if job.checkpoint == TINY else PUBLISHED_ROWS.get(job.spec.kind)
     return plan, render("init_next.txt", job=job, judge=JUDGE, row=row)
 
@@ -183,8 +188,9 @@ def read_job(path: Path, *, model: str, prompts: str, card: str, reward: str, re
     # Fail before a file is written if the model or a reward cannot use a prompt.
     for prompt in records:
         check_images(spec.policy, prompt, f"model.kind {spec.kind}")
-    for function in rewards_of(configs).values():
-        function.check(records)
+    with blamed_on("--reward" if reward else "without --reward FILE:NAME"):
+        for function in rewards_of(configs).values():
+            function.check(records)
     train, held_out = split_prompts(records, test=min(MOST_HELD_OUT, math.ceil(len(records) / 4)))
     asking = any(map(asks_judge, configs))
     cards = 1 if model == TINY else int(size[1] or 1)
