@@ -18,7 +18,7 @@ async function look() {
 function show({ people, disputed }) {
   const [alike, compared] = ["alike", "compared"].map((count) => people.reduce((sum, one) => sum + one[count], 0));
   const agreement = compared ? `Of the pairs of images that two people ordered, ${percent(alike / compared)} are in the same order; 50 % is chance.` : "No two people have ranked the same question yet.";
-  $("agreement").textContent = `${agreement} ${disputed} questions wait to be settled by one more person.`;
+  $("agreement").textContent = `${agreement} ${disputed} questions wait to be settled by a person of --adjudicators.`;
   fill($("people"), people.map((one) => [one.name, one.role, `${one.ranked + one.skipped} of ${one.total}`, one.skipped,
     one.controls ? `${one.passed} of ${one.controls}` : "–",
     one.compared ? `${one.alike} of ${one.compared} pairs, ${percent(one.alike / one.compared)}` : "–"]));
