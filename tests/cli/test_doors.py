@@ -87,7 +87,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["generate"], "--from"),
     (["generate", "a fox", "--from", "a.png"], "--from"),
     (["generate", "none.yaml", "--panel", "a fox"], "--panel"),
-    (["generate", "a red dragon"], "--panel"),
+    (["generate", "a red dragon"], "'dragon'"),
     (["generate", "none.yaml"], "none.yaml"),
     ([*TRAIN, "out=a.png/run"], "a.png: no folder"),
     ([*TRAIN, "out=mine"], "mine/config.yaml"),
