@@ -332,3 +332,10 @@ def test_the_name_of_a_character_is_its_description_and_words_are_checked_before
     with pytest.raises(ValueError, match="runs"):
         studio.prompt()
     studio.close()
+
+
+def test_a_page_by_an_editor_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(Studio, "_models", Mock(side_effect=AssertionError))
+    studio = Studio(tmp_path / "studio", StudioModels(model="black-forest-labs/FLUX.1-Kontext-dev"))
+    assert "Kontext-dev edits images" in finished(studio, studio.draw)
+    studio.close()

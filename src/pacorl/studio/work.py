@@ -371,8 +371,13 @@ class Studio:
         """Draw candidates of each prompt, best first, by the draft's seed; `fields` enter their recipes."""
         from pacorl.generate.generated_images import recipe_texts
         from pacorl.generate.sets import generate_sets
+        from pacorl.models.policies.policy import check_images
 
-        generator, reward = self._models(self.draft.character, edits=bool(prompts[0].sources))
+        edits = bool(prompts[0].sources)
+        # Before the models are loaded, which takes minutes.
+        for prompt in prompts:
+            check_images(self.spec(edits=edits).policy, prompt, shown_name(self.names.model))
+        generator, reward = self._models(self.draft.character, edits=edits)
         seed = new_seed() if self.draft.seed is None else self.draft.seed
         self.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
         drawings = []

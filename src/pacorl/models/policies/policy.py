@@ -100,7 +100,7 @@ def check_images(policy: type[PipelinePolicy], prompt: Prompt, model: str) -> No
         in_all = max(policy.max_sources, policy.max_references)
         fault = f"takes {policy.max_sources} sources, and {in_all} images in all; leave some out"
     elif policy.max_sources and not (sources or references or policy.source_optional):
-        fault = "edits images; give one with --image, or characters with --character"
+        fault = "edits images; give one (--image), or a character with pictures (--character)"
     if fault:
         name = f"{prompt.place} ({excerpt(prompt.text)})"
         raise ValueError(f"{name} has {sources} sources and {references} references, and {model} {fault}")
