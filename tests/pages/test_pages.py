@@ -48,7 +48,7 @@ def test_a_generator_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run_page(ROOT / "docs" / "train.md", tmp_path, monkeypatch)
     for run in ("warm", "two"):
         assert (tmp_path / "runs" / run / "adapter" / "adapter_model.safetensors").is_file()
-    assert "license: mit" in (tmp_path / "runs/warm/adapter/README.md").read_text()
+    assert "PaCo-GRPO" in (tmp_path / "runs/warm/adapter/README.md").read_text()
 
 
 @pytest.mark.nightly
