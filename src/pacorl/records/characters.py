@@ -44,7 +44,7 @@ def find_character(name: str, folder: Path = Path(), *, least: int = 1, most: in
     names = sorted(card.parent.name for card in (folder / FOLDER).glob(f"*/{CARD}"))
     raise ValueError(
         f"there is no character {name!r}: {folder / FOLDER} has {', '.join(names) or 'none'}; a character is a folder "
-        f"with a {CARD} and images"
+        f"with a {CARD} and images, named by its path or, in {FOLDER}/, by its name"
     )
 
 

@@ -141,7 +141,8 @@ class StudioPage:
         tag("img", src=self.url(path), alt=alt)
 
     def url(self, path: Path) -> str:
-        return f"/file/{quote(path.relative_to(self.folder.path).as_posix())}"
+        # A training rewrites its last pictures by those of its best LoRA: a browser must not show the former.
+        return f"/file/{quote(path.relative_to(self.folder.path).as_posix())}?{path.stat().st_mtime_ns}"
 
     def shot(self, path: Path, caption: str, name: str, /, *, shown: bool, **changes: Any) -> None:
         """Build a drawing's thumbnail, which opens it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe
-from pacorl.io.documents import read_jsonl, read_log, read_yaml
+from pacorl.io.documents import read_jsonl, read_log, read_object, read_yaml
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.types import TINY
 
@@ -33,6 +33,11 @@ class Training:
     @property
     def is_finished(self) -> bool:
         return (self.run / "summary.json").is_file()
+
+    @property
+    def verdict(self) -> str:
+        """Which LoRA was kept, and why; empty before the end, or without a held-out picture."""
+        return " ".join(read_object(self.run / "summary.json").get("verdict", ())) if self.is_finished else ""
 
     @property
     def lora(self) -> Path:

@@ -485,6 +485,7 @@ class Studio:
         The process executes no file that a config names: the folder may be somebody else's.
         """
         self.unload()  # two generators would not fit most cards
+        self.folder.removal = ""  # the former teaching could not return beside this one
         training = self.training(character)
         command = ["-m", "pacorl", "train-character", str(self.folder.character_folder(character))]
         command += [f"out={training.run}", *training_recipe(self.names), "--resume", "auto", "--stop-with-stdin"]
