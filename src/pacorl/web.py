@@ -58,6 +58,11 @@ class RefusedError(HTTPException):
         super().__init__(status, message)
 
 
+def refused(message: str, status: int) -> Response:
+    """Answer with a refusal in FastAPI's form, and in OpenAI's, whose client shows no other."""
+    return JSONResponse({"detail": message, "error": {"message": message, "code": status}}, status)
+
+
 @dataclass(frozen=True)
 class Guard:
     """ASGI middleware of all checks, in order of cost."""
@@ -88,8 +93,7 @@ class Guard:
             if scope["type"] == "websocket":
                 # Closed with a code: uvicorn logs an error for each that is answered over HTTP.
                 return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
-            response = JSONResponse({"detail": refusal.detail}, refusal.status_code)  # FastAPI's own form
-            return await response(scope, receive, send_with_headers)
+            return await refused(refusal.detail, refusal.status_code)(scope, receive, send_with_headers)
         await self.app(scope, receive, send_with_headers)
         return None
 

@@ -38,9 +38,10 @@ def test_candidates_between_best_and_worst_keep_groups_together():
         answers.append(Ranking(f"i{number}", "ann", f"g{number}", f"reference{number}.png", candidates, theme))
     pairs, _ = label_pairs(answers)
     for seed in range(8):
-        split_of = splits(pairs, answers, test_share=0.5, seed=seed)
+        split_of, family_of = splits(pairs, answers, test_share=0.5, seed=seed)
         for number in (0, 2, 4):
             assert split_of[f"g{number}"] == split_of[f"g{number + 1}"]
+            assert family_of[f"g{number + 1}"] == f"g{number}"
 
 
 def test_the_benchmark_has_the_held_out_rankings_and_runs(ranked, tmp_path):

@@ -62,7 +62,7 @@ def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
     (source.parent / "copy.png").write_bytes((source.parent / "0/2.png").read_bytes())
     source = mine(line(0), "1/0.png,1/1.png | copy.png,,", line(2))
     counts = export(tmp_path, rankings=[source], test_share=0.5)
-    assert sorted(split["groups"] for split in counts["splits"].values()) == [1, 2]
+    assert sorted(split["groups"] for split in counts["splits"].values()) == [1, 1]
     mine("0/0.png,0/2.png | copy.png,,")
     with pytest.raises(ValueError, match=r"rankings\.csv:2: two of its images are the same"):
         export(tmp_path, rankings=[source])
@@ -72,7 +72,7 @@ def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path:
     source = mine(*(line(group, "One hero,") for group in range(3)))
     with pytest.raises(ValueError, match=r"all 3 groups hang together .* \(--test-share 0\)"):
         export(tmp_path, rankings=[source])
-    assert export(tmp_path, rankings=[source], test_share=0.0)["splits"]["train"]["groups"] == 3
+    assert export(tmp_path, rankings=[source], test_share=0.0)["splits"]["train"]["groups"] == 1
     lines = [line(group, f"One hero,,hero {group}") for group in range(3)]
     mine(*lines, header="reference,candidates,theme,annotator,group")
     counts = export(tmp_path, rankings=[source])

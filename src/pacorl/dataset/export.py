@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from pacorl.core.batches import components
 from pacorl.dataset.importing import joined_rankings
 from pacorl.dataset.rules import (
     Split,
@@ -102,10 +103,12 @@ def export(
     labels = label(folder, rankings)
     answers = labels.answers
     pairs = with_reasons(folder, labels.pairs)
-    split_of = splits(pairs, answers, test_share=test_share, seed=seed)
-    by_split: dict[Split, list[Comparison]] = {}
-    for split in sorted(set(split_of.values())):
-        by_split[split] = [pair for pair in pairs if split_of[pair.group] == split]
+    split_of, family_of = splits(pairs, answers, test_share=test_share, seed=seed)
+    by_split: dict[Split, list[Comparison]] = {split: [] for split in sorted(set(split_of.values()))}
+    for pair in pairs:
+        # Groups that hang together are one: an interval over them would count what is no independent trial.
+        of_family = replace(pair, group=family_of[pair.group])
+        by_split[split_of[pair.group]].append(of_family)
     # The benchmark is of held-out groups: a judge has not learned their pairs.
     held_out = [answer for answer in answers if split_of.get(answer.group) == "test"]
     ranked = benchmark(held_out)
@@ -173,10 +176,11 @@ def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:
 
 def splits(
     pairs: Sequence[Comparison], answers: Sequence[Ranking], *, test_share: float, seed: int
-) -> dict[str, Split]:
-    """Assign every group of the pairs to a split; groups that share an image belong together.
+) -> tuple[dict[str, Split], dict[str, str]]:
+    """Assign every group of the pairs to a split, and to the first of the groups that it hangs together with.
 
-    So do groups that share a theme, unless their file of rankings names its groups.
+    Groups that share an image belong together. So do groups that share a theme, unless their file of rankings names its
+    groups.
     """
     ties = []
     labelled = {pair.group for pair in pairs}
@@ -195,7 +199,8 @@ def splits(
             "share; give rankings of more images or, if only their themes are shared, a 'group', or train on all "
             "(--test-share 0)"
         )
-    return split_of
+    families = map(sorted, components(ties))
+    return split_of, {group: family[0] for family in families for group in family}
 
 
 def with_reasons(folder: Path, pairs: Sequence[Comparison]) -> list[Comparison]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import HTTPConnection
@@ -33,7 +32,7 @@ from pacorl.judge.http import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, answer_ids
 from pacorl.judge.prompting import ChatPrompt
 from pacorl.types import Question
-from pacorl.web import HEALTH, Guard, RefusedError
+from pacorl.web import HEALTH, Guard, RefusedError, refused
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -224,7 +223,7 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
         seconds.labels(path, str(response.status_code)).observe(time.perf_counter() - start)
         return response
 
-    faults = (ImageError, ControlError, RequestValidationError)
+    faults = (RefusedError, ImageError, ControlError, RequestValidationError)
     handlers: dict[Any, Any] = dict.fromkeys(faults, lambda _, fault: refusal_of(fault))
     app = FastAPI(
         title="pacorl judge",
@@ -300,10 +299,15 @@ def completion(
     return {**about, "model": served.name, "choices": [choice]}
 
 
-def refusal_of(fault: Exception) -> JSONResponse:
-    """Write a fault of a request as FastAPI does, in words alone: FastAPI's own would hold the request's images."""
-    message = str(fault)
-    if isinstance(fault, RequestValidationError):
+def refusal_of(fault: Exception) -> Response:
+    """Answer with a fault of a request in words alone: FastAPI's own answer would hold the request's images."""
+    message, status = str(fault), 400
+    if isinstance(fault, RefusedError):
+        message, status = fault.detail, fault.status_code
+    elif isinstance(fault, ControlError):
+        status = 422
+    elif isinstance(fault, RequestValidationError):
         first = fault.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}; /openapi.json has the fields"
-    return JSONResponse({"detail": message}, status_code=422 if isinstance(fault, ControlError) else 400)
+        fix = "/openapi.json has the fields, and the header is Content-Type: application/json"
+        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}; {fix}"
+    return refused(message, status)

@@ -130,10 +130,21 @@ const ranking = () => order.reduce((tiers, slot, place) => {
   return tiers;
 }, []);
 
+// Show an image; only after some attempts it is missing, since a network or a server may be away for a moment.
+function load(image, address, missing, attempts = 5) {
+  image.onerror = () => {
+    if (attempts) setTimeout(load, 3000, image, address, missing, attempts - 1); else missing();
+  };
+  image.src = address;
+}
+
 function showReference() {
   const image = $("reference").firstElementChild;
-  image.onerror = () => { image.alt = "The reference is missing: skip this one"; task.broken = true; draw(); };
-  image.src = task.reference;
+  load(image, task.reference, () => {
+    image.alt = "The reference is missing: skip this one";
+    task.broken = true;
+    draw();
+  });
 }
 
 // For an adjudicator: everybody's order, each with a button that takes it over.
@@ -235,14 +246,13 @@ function card(address, slot) {
   pick.className = "pick";
   image.alt = "";
   image.draggable = false;
-  image.onerror = () => {
+  load(image, address, () => {
     box.classList.add("missing");
     image.replaceWith("This image is missing. Skip this one.");
     if (!cards.includes(box)) return;  // of a question that has been answered
     task.broken = true;
     draw();
-  };
-  image.src = address;
+  });
   name.className = "name";
   name.textContent = letter(slot);
   look.className = "look";
