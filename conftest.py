@@ -65,6 +65,7 @@ COMPILER_WARNINGS = (
     "ignore:.*torch.jit:DeprecationWarning",
     "ignore:.*Function.* should not be instantiated:DeprecationWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+    "ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning",  # in diffusers, of a constant
 )
 """Warnings of torch's own compiler, which fail a compilation if they are errors."""
 

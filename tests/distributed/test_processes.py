@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -168,9 +169,9 @@ def test_evaluation_counts_every_image_once(run_of: Callable[[str, str], Path], 
 @pytest.mark.nightly
 def test_a_run_goes_on_with_other_processes(run_of: Callable[[str, str], Path], tmp_path: Path) -> None:
     """From one process to two with sharded weights: the checkpoint is whole, whatever made it."""
-    start = checkpoints(run_of("one", "flux") / "checkpoints")[-1]
-    longer = ["epochs=2", f"out={tmp_path / 'on'}", "evaluation.every=0"]
-    worlds.run(train, [*SETTINGS, *longer], str(start), world=2, extra=worlds.fsdp2())
+    shutil.copytree(run_of("one", "flux"), tmp_path / "on")
+    longer = [*SETTINGS, *OBJECTIVES["flux"], "epochs=2", f"out={tmp_path / 'on'}", "evaluation.every=0"]
+    worlds.run(train, longer, True, world=2, extra=worlds.fsdp2())
     state = json.loads((checkpoints(tmp_path / "on" / "checkpoints")[-1] / "state.json").read_text())
     assert (state["epoch"], state["step"]) == (2, 4)
     assert difference(weights(tmp_path / "on", "adapter"), weights(run_of("one", "flux"), "adapter")) > 1e-4

@@ -1,5 +1,6 @@
 """Loss and metrics of judge training: the loss on the answers, its normalisation over batches, the metrics."""
 
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -132,8 +133,8 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         """Add the digests of a checkpoint's files, the last of its files."""
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         with weight_write_errors(folder):
-            if processes().is_main_process:  # a damaged one of this step is written again
-                (folder / DIGESTS).unlink(missing_ok=True)
+            if processes().is_main_process:  # an unfinished one of this step, with parts of files
+                shutil.rmtree(folder, ignore_errors=True)
             super()._save_checkpoint(*model_and_trial)
             processes().wait_for_everyone()
             if processes().is_main_process:
