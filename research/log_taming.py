@@ -33,11 +33,7 @@ REWARDS = [
     {"name": "consistency", "args": {"ask": "criteria"}, "weight": WEIGHTS[0]},
     {"name": "panel_match", "args": {"temperature": 4}, "weight": WEIGHTS[1]},
 ]
-SCALES = {
-    (1.0, 1.0): "As they are",
-    (10.0, 1.0): "Consistency times ten",
-    (1.0, 10.0): "Match times ten",
-}
+SCALES = {(1.0, 1.0): "As they are", (10.0, 1.0): "Consistency times ten", (1.0, 10.0): "Match times ten"}
 
 
 def main() -> None:

@@ -78,12 +78,7 @@ def arguments() -> argparse.Namespace:
 
 def config_of(folder: Path, form: str) -> PolicyConfig:
     """The recipe `tiny` without its judge."""
-    settings = [
-        "judge=none",
-        "rewards=[{name: 'examples/jpeg_reward.py:jpeg_size'}]",
-        "trackers=[]",
-        "save_every=1000",
-    ]
+    settings = ["judge=none", "rewards=[{name: 'examples/jpeg_reward.py:jpeg_size'}]", "trackers=[]", "save_every=1000"]
     settings += ["advantages.credit=set"]  # the size of a JPEG has no parts
     return configs.load(PolicyConfig, recipe(), [f"out={folder}", *settings, *FORMS[form]])
 

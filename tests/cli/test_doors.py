@@ -44,10 +44,7 @@ MISUSED: list[tuple[list[str], str]] = [
     (["train-policy", "tiny", "--card", "12"], "--dry-run"),
     (["generate", "--from", "a.png", "--layout", "1x2", *TEXTS], "--judge"),
     (["generate", "--from", "a.png", "--judge", "tiny", "--min", "0.5"], "--layout"),
-    (
-        ["generate", "a fox", "--panel", "x", "--panel", "y", "--model", "some/model", "--min", "1"],
-        "--judge",
-    ),
+    (["generate", "a fox", "--panel", "x", "--panel", "y", "--model", "some/model", "--min", "1"], "--judge"),
     (["check", "--min", "0.5"], "--sets"),
     ([*CHECK, "--sets", "empty", "--min", "0.5"], "--sets"),
     (["check", "a.png", "b.png", "--min", "0.5"], "--judge"),

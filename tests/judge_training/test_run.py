@@ -319,11 +319,7 @@ def test_an_adapter_may_be_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [
-        ("loss.alpha=1.5", r"loss\.alpha"),
-        ("loss.alpha=0", r"loss\.alpha"),
-        ("data.train=[]", r"data\.train"),
-    ],
+    [("loss.alpha=1.5", r"loss\.alpha"), ("loss.alpha=0", r"loss\.alpha"), ("data.train=[]", r"data\.train")],
 )
 def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -53,11 +53,7 @@ def test_a_card_holds_data_figures_licence_and_use(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "section",
-    [
-        {},
-        {"prompts": {"train": "hf_abcdefghij.jsonl"}},
-        {"model": {"checkpoint": "https://host/x?token=abcdef"}},
-    ],
+    [{}, {"prompts": {"train": "hf_abcdefghij.jsonl"}}, {"model": {"checkpoint": "https://host/x?token=abcdef"}}],
 )
 def test_a_card_shows_no_secret_and_nothing_of_the_machine(run: Path, section: dict[str, Any]) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text()) | section

@@ -119,12 +119,7 @@ class Annotation:
         self._secret = secret_in(folder / "annotate.key").encode()
 
     def start(
-        self,
-        annotators: Sequence[str],
-        adjudicators: Sequence[str] = (),
-        *,
-        people: int = 2,
-        controls: bool = True,
+        self, annotators: Sequence[str], adjudicators: Sequence[str] = (), *, people: int = 2, controls: bool = True
     ) -> None:
         """Divide the work among these people, and write the division if it is another than the last one.
 

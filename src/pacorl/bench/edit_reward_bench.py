@@ -136,11 +136,7 @@ class EditRewardBench(Benchmark[Choice]):
     """EditReward-Bench, and the form of both other tables."""
 
     name = "edit-reward-bench"
-    table = Table(
-        "EditReward-Bench",
-        (*TITLES, *(f"{title} (≥)" for title in TITLES)),
-        (NOTE, DRAWN),
-    )
+    table = Table("EditReward-Bench", (*TITLES, *(f"{title} (≥)" for title in TITLES)), (NOTE, DRAWN))
     paper = paper_table("edit_reward_bench")
     all_spellings = True
     row: ClassVar[type[EditRewardRow | VcRewardRow | CompassRow]] = EditRewardRow

@@ -91,13 +91,7 @@ class Outcome:
         return "\n\n".join([*lines, self.note])
 
 
-def run_benchmark(
-    name: str,
-    data: Path,
-    options: BenchmarkOptions,
-    *,
-    progress: OpenProgress = without_bar,
-) -> Outcome:
+def run_benchmark(name: str, data: Path, options: BenchmarkOptions, *, progress: OpenProgress = without_bar) -> Outcome:
     """Run a benchmark of the table, or resume it; return the results.
 
     Args:

@@ -87,12 +87,7 @@ def chat_model(source: str) -> ChatModel:
 class GridGeneratorOptions(GeneratorOptions):
     """The generator of the grids."""
 
-    model: str = inherited(
-        GeneratorOptions,
-        "model",
-        default="",
-        help="Folder, hub name or tiny; else FLUX.1-dev.",
-    )
+    model: str = inherited(GeneratorOptions, "model", default="", help="Folder, hub name or tiny; else FLUX.1-dev.")
     steps: int = inherited(GeneratorOptions, "steps", default=20, help="Denoising steps.")
     memory: str = inherited(JudgeOptions, "memory")
     batch: int = option(4, "Grids at a time.", min=1, max=LARGEST)

@@ -118,12 +118,7 @@ class ChoiceOptions(CalibratedJudge):
 
 
 def print_plan(
-    generator: AdaptedGenerator,
-    choice: ChoiceOptions,
-    source: str,
-    *,
-    prompts: Sequence[Prompt],
-    as_json: bool,
+    generator: AdaptedGenerator, choice: ChoiceOptions, source: str, *, prompts: Sequence[Prompt], as_json: bool
 ) -> NoReturn:
     """Print the memory and downloads of generator and judge, and end the command."""
     from pacorl.plan.plan import plan_generation

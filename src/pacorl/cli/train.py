@@ -265,9 +265,7 @@ def quickstart(
     echo("\n".join([*verdict, f"page: {page}", f"next, in a browser: {following}"]))
 
 
-def report(
-    runs: list[Path] = Argument(help="A run's folder; two or more for a comparison."),
-) -> None:
+def report(runs: list[Path] = Argument(help="A run's folder; two or more for a comparison.")) -> None:
     """Write a run's page again; compare two runs, or two settings over seeds, on a page in their folder.
 
     Runs whose configs differ in their seed alone have one setting. Differences are paired by seed.

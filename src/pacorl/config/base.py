@@ -11,13 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.config.recipes import config_file

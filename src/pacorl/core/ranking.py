@@ -100,10 +100,7 @@ def spearman_rho(first: Sequence[int] | Indices, second: Sequence[int] | Indices
 
 
 def bootstrap(
-    groups: Sequence[Hashable],
-    statistic: Callable[[Indices], Floats],
-    *,
-    draws: int = DRAWS,
+    groups: Sequence[Hashable], statistic: Callable[[Indices], Floats], *, draws: int = DRAWS
 ) -> list[Interval]:
     """Compute 95 % percentile intervals of a statistic, drawing whole groups with replacement.
 

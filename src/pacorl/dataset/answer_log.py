@@ -137,10 +137,7 @@ class AnswerLog:
 
 
 def start_event(
-    log: AnswerLog,
-    instances: Iterable[Instance],
-    assigned: Mapping[str, list[str]],
-    people: Mapping[str, Role],
+    log: AnswerLog, instances: Iterable[Instance], assigned: Mapping[str, list[str]], people: Mapping[str, Role]
 ) -> Event:
     """Build the event of a start, with the instances missing in the log.
 

@@ -14,14 +14,7 @@ from typing import NamedTuple
 
 from pacorl.core.batches import components
 from pacorl.dataset.importing import joined_rankings
-from pacorl.dataset.rules import (
-    Split,
-    alike_pairs,
-    label_pairs,
-    majority_rankings,
-    pair_key,
-    split_groups,
-)
+from pacorl.dataset.rules import Split, alike_pairs, label_pairs, majority_rankings, pair_key, split_groups
 from pacorl.io.documents import JsonObject, read_journal
 from pacorl.io.files import claim_folder, flush_all, make_folder, sweep, text_digest, write_atomic
 from pacorl.io.terminal import Progress, silent

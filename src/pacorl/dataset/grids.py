@@ -36,12 +36,7 @@ def prompts_file(folder: Path) -> Path:
 
 
 def generate(
-    folder: Path,
-    source: ImageSource,
-    *,
-    grids: int = 4,
-    shard: Shard = Shard(),
-    progress: Progress = silent,
+    folder: Path, source: ImageSource, *, grids: int = 4, shard: Shard = Shard(), progress: Progress = silent
 ) -> dict[str, int]:
     """Generate the missing grids of this shard; list all in the manifest as soon as none is missing.
 
@@ -108,12 +103,7 @@ def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
             )
 
 
-def pair(
-    folder: Path,
-    *,
-    limit: int | None = None,
-    progress: Progress = silent,
-) -> dict[str, int]:
+def pair(folder: Path, *, limit: int | None = None, progress: Progress = silent) -> dict[str, int]:
     """Cut the generated grids, and write instances.jsonl.
 
     Args:

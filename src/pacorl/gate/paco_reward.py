@@ -43,12 +43,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     @classmethod
     def from_pretrained(
-        cls,
-        source: str | Path,
-        *,
-        variants: bool = False,
-        calibration: str | Path = "",
-        memory: str = "normal",
+        cls, source: str | Path, *, variants: bool = False, calibration: str | Path = "", memory: str = "normal"
     ) -> PacoReward:
         """Load a judge by its name.
 
@@ -94,10 +89,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         return scores.mean
 
     def score_pairs(
-        self,
-        pairs: Sequence[tuple[ImageLike, ImageLike]],
-        *,
-        themes: str | Sequence[str] = "",
+        self, pairs: Sequence[tuple[ImageLike, ImageLike]], *, themes: str | Sequence[str] = ""
     ) -> list[Verdict]:
         """Score many pairs, `TOGETHER` in one call of the judge.
 
@@ -138,12 +130,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         return [verdicts[number] for number in range(len(pairs))]
 
     def score_set(
-        self,
-        images: Sequence[ImageLike],
-        *,
-        theme: str = "",
-        ranking: bool = False,
-        reasons: bool = False,
+        self, images: Sequence[ImageLike], *, theme: str = "", ranking: bool = False, reasons: bool = False
     ) -> Scores:
         """Score every pair of two or more images.
 

@@ -48,12 +48,7 @@ EPOCHS = 3
 DIVERSITY_PROMPTS = 24
 """Signs of training images are averaged over EPOCHS, and signs that compare prompts or sets over so many prompts too:
 of twelve prompts, diversity falls by 0.4 from its best within 300 epochs by their draws alone."""
-LIMITS = {
-    "duplicates": 0.2,
-    "diversity": 0.4,
-    "across": 0.15,
-    "held_out": 0.15,
-}
+LIMITS = {"duplicates": 0.2, "diversity": 0.4, "across": 0.15, "held_out": 0.15}
 """Sign → its largest rise since the start, or its largest fall as a share of the best so far. They are far above the
 changes of healthy runs."""
 SHARED = 0.1

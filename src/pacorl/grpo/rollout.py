@@ -335,12 +335,7 @@ def integrate(
 
 
 def denoise(
-    policy: PipelinePolicy,
-    seeds: Sequence[int],
-    *,
-    size: Size,
-    conditioning: Conditioning,
-    sigmas: Tensor,
+    policy: PipelinePolicy, seeds: Sequence[int], *, size: Size, conditioning: Conditioning, sigmas: Tensor
 ) -> Tensor:
     """Integrate noise (one seed per row) to endpoints (B, N, C) by Euler's method."""
     noise = policy.noise(seeds, size)

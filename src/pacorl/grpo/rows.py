@@ -102,13 +102,7 @@ class Division:
         return f"so that samples divide, prompts_per_epoch is {self.prompts} and sampling.batch {self.batch}"
 
 
-def divide(
-    config: PolicyConfig,
-    *,
-    world: int = 1,
-    sharded: bool = False,
-    mixed: bool = False,
-) -> Division:
+def divide(config: PolicyConfig, *, world: int = 1, sharded: bool = False, mixed: bool = False) -> Division:
     """Find the fewest prompts and the largest batches that divide over updates and processes.
 
     Args:

@@ -170,12 +170,7 @@ class PolicyTrainer:
         size, evaluation_size = Size(*config.sampling.size), Size(*config.evaluation.size)
         self.policy = builders.build_adapted_policy(config, sizes=[size, evaluation_size], device=device)
         keys = {self.policy.forward_key(prompt, size) for prompt in self.train_prompts}
-        self.division = divide(
-            config,
-            world=self.runtime.world,
-            sharded=self.runtime.sharded,
-            mixed=len(keys) > 1,
-        )
+        self.division = divide(config, world=self.runtime.world, sharded=self.runtime.sharded, mixed=len(keys) > 1)
         """Prompts and batches of an epoch that divide over updates and processes."""
         self.cache = ConditioningCache(self.policy)
         self.cache.prepare(self.train_prompts, size)

@@ -23,12 +23,7 @@ OLD_SPELLINGS = {
     "visual.": "model.visual.",
 }
 """Old → current prefix of keys of the language model and the vision tower."""
-FAMILY_NAMES = {
-    "qwen2_vl": "qwen2-vl",
-    "qwen2_5_vl": "qwen2.5-vl",
-    "qwen3_vl": "qwen3-vl",
-    "qwen3_5": "qwen3.5",
-}
+FAMILY_NAMES = {"qwen2_vl": "qwen2-vl", "qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl", "qwen3_5": "qwen3.5"}
 """Family → its spelling in hub names: 7B models of two families have equal shapes."""
 
 

@@ -43,11 +43,7 @@ def batch_windows(model: nn.Module) -> None:
 
 
 def _attend(
-    attention: Any,
-    hidden_states: Tensor,
-    cu_seqlens: Tensor,
-    position_embeddings: tuple[Tensor, Tensor],
-    **_: Any,
+    attention: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
 ) -> Tensor:
     """Replace `Qwen2_5_VLVisionAttention.forward`: (S, width) → (S, width)."""
     count = len(hidden_states)

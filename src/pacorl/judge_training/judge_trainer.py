@@ -171,12 +171,7 @@ class JudgeTrainer:
 
 
 def build_trainer(
-    config: JudgeConfig,
-    data: JudgeData,
-    held_out: HeldOut,
-    arguments: TrainingArguments,
-    *,
-    callbacks: Sequence[Any],
+    config: JudgeConfig, data: JudgeData, held_out: HeldOut, arguments: TrainingArguments, *, callbacks: Sequence[Any]
 ) -> WeightedLikelihoodTrainer:
     """Build the transformers `Trainer` with the loaded model, its trainable weights and the data."""
     # The model.

@@ -177,10 +177,7 @@ def save_comparisons(comparisons: Iterable[Comparison], path: Path) -> None:
         question = comparison.question
         if IMAGE_TAG not in question:
             question = IMAGE_TAG * len(comparison.images) + question
-        messages = [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer_text(comparison)},
-        ]
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer_text(comparison)}]
         images = [image.relative_to(path.parent).as_posix() for image in comparison.images]
         return {"messages": messages, "images": images, "category": comparison.category, "group": comparison.group}
 

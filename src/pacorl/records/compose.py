@@ -19,12 +19,7 @@ SPELT = 10
 
 
 def prompt_from(
-    model: str,
-    *,
-    theme: str,
-    panels: Sequence[str] = (),
-    grid: Grid | None = None,
-    criteria: SetCriteria | None = None,
+    model: str, *, theme: str, panels: Sequence[str] = (), grid: Grid | None = None, criteria: SetCriteria | None = None
 ) -> Prompt:
     """Compose a prompt for a model: a set if there are panels, else one image.
 

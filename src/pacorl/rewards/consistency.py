@@ -61,13 +61,7 @@ class Consistency(JudgedReward, PanelReward):
     name = "consistency"
 
     def __init__(
-        self,
-        judge: Judge,
-        temperature: float = 1.0,
-        ask: Ask = "theme",
-        *,
-        contrast: float = 0.0,
-        partners: int = 3,
+        self, judge: Judge, temperature: float = 1.0, ask: Ask = "theme", *, contrast: float = 0.0, partners: int = 3
     ) -> None:
         super().__init__(judge, temperature)
         if not 0 <= contrast < math.inf:

@@ -49,11 +49,7 @@ def make_app(studio: Studio) -> FastAPI:
         tailwind=False,
         show_welcome_message=False,
     )
-    app.add_middleware(
-        Guard,
-        admit=door.admit,
-        headers=HEADERS | {"Content-Security-Policy": POLICY},
-    )
+    app.add_middleware(Guard, admit=door.admit, headers=HEADERS | {"Content-Security-Policy": POLICY})
     return app
 
 

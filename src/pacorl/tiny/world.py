@@ -187,12 +187,7 @@ def draw_named(rng: Random) -> dict[str, str]:
 
 
 def write_prompt(
-    number: int,
-    place: str,
-    scenes: Sequence[tuple[str, str]],
-    grid: Grid,
-    *,
-    looks: Mapping[str, str] = {},
+    number: int, place: str, scenes: Sequence[tuple[str, str]], grid: Grid, *, looks: Mapping[str, str] = {}
 ) -> Prompt:
     """Write the T2IS prompt of a set."""
     theme = theme_text(place, looks)

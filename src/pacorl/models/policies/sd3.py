@@ -47,11 +47,7 @@ class SD3Policy(PipelinePolicy):
         """The `tokens` (B, 77 + L, D) of both CLIPs, side by side, and of T5, and the CLIPs' `pooled` (B, D')."""
         # Guidance is `velocity`'s own; the pipeline would encode an empty negative prompt with every batch.
         tokens, _, pooled, _ = self.pipeline.encode_prompt(
-            texts,
-            None,
-            None,
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.options.max_sequence_length,
+            texts, None, None, do_classifier_free_guidance=False, max_sequence_length=self.options.max_sequence_length
         )
         return {"tokens": tokens, "pooled": pooled}
 

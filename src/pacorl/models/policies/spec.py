@@ -171,11 +171,7 @@ class PolicySpec:
         return ""
 
     def load(
-        self,
-        options: PolicyOptions,
-        *,
-        device: str | torch.device = "cpu",
-        staged: bool = False,
+        self, options: PolicyOptions, *, device: str | torch.device = "cpu", staged: bool = False
     ) -> PipelinePolicy:
         """Load the weights of `options`.
 
