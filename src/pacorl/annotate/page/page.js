@@ -131,16 +131,16 @@ const ranking = () => order.reduce((tiers, slot, place) => {
 }, []);
 
 // Show an image; only after some attempts it is missing, since a network or a server may be away for a moment.
-function load(image, address, missing, attempts = 5) {
+function showImage(image, address, missing, attempts = 5) {
   image.onerror = () => {
-    if (attempts) setTimeout(load, 3000, image, address, missing, attempts - 1); else missing();
+    if (attempts) setTimeout(showImage, 3000, image, address, missing, attempts - 1); else missing();
   };
   image.src = address;
 }
 
 function showReference() {
   const image = $("reference").firstElementChild;
-  load(image, task.reference, () => {
+  showImage(image, task.reference, () => {
     image.alt = "The reference is missing: skip this one";
     task.broken = true;
     draw();
@@ -246,7 +246,7 @@ function card(address, slot) {
   pick.className = "pick";
   image.alt = "";
   image.draggable = false;
-  load(image, address, () => {
+  showImage(image, address, () => {
     box.classList.add("missing");
     image.replaceWith("This image is missing. Skip this one.");
     if (!cards.includes(box)) return;  // of a question that has been answered
