@@ -102,6 +102,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["quickstart", "model.checkpoint=nothere"], "nothere"),
     (["init", "mine.yaml", "--prompts", "tiny:train:4"], "mine.yaml"),
     (["data", "letter.png"], "a .txt of one sentence a line"),
+    (["data", "t2iss"], "t2iss does not exist"),
     (["report", "run"], "run/report.html"),
     (["report", "other", "run"], "compare-other-run.html"),
     (["data", "mine/train.jsonl", "--test", "1", "--out", "mine"], "mine/train.jsonl"),

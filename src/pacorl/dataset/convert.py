@@ -37,6 +37,8 @@ def convert(source: Path) -> list[Path]:
     Raises:
         ValueError: it is of another form, or a row cannot be used; the message names it.
     """
+    if not source.exists():
+        raise ValueError(f"{source} does not exist; name a file or folder to convert, or t2is")
     if source.suffix == ".json":
         rows = read_records(source, partial(_sharegpt_4o, folder=source.parent))
         files = {source.with_suffix(".jsonl"): rows}
