@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from pacorl.types import TINY, TINY_EDITS
 
@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 APPLE = "mps"
 NONE: Final = "none"
 INT8: Final = "int8"
-Quantization = Literal["none", "int8"]
-"""Form of a model's frozen weights."""
 
 
 def available_device() -> str:

@@ -185,15 +185,16 @@ def splits(
         ties += [(answer.group, image) for image in answer.images]
         if answer.theme and not answer.own_group:
             ties.append((answer.group, f"theme {answer.theme}"))
-    split_of = split_groups(ties, test_share=test_share, seed=seed)
+    families = map(sorted, components(ties))
+    family_of = {group: family[0] for family in families for group in family}
+    split_of = split_groups(family_of.items(), test_share=test_share, seed=seed)
     if 0 < test_share < 1 and len(set(split_of.values())) < 2:
         raise ValueError(
             f"nothing is left to test on: all {len(split_of)} groups hang together by themes or images that they "
             "share; give rankings of more images or, if only their themes are shared, a 'group', or train on all "
             "(--test-share 0)"
         )
-    families = map(sorted, components(ties))
-    return split_of, {group: family[0] for family in families for group in family}
+    return split_of, family_of
 
 
 def with_reasons(folder: Path, pairs: Sequence[Comparison]) -> list[Comparison]:
