@@ -63,7 +63,7 @@ def check_reward(reward: Reward | RewardFunction, prompts: Sequence[Prompt], ima
 def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None) -> None:
     """Check an objective's direction and selection, on a batch of three samples.
 
-    `options` are the objective's settings; by default the defaults.
+    `options` are the objective's settings; None for its defaults.
 
     Raises:
         AssertionError: with the fault, if the objective breaks the contract.
@@ -130,7 +130,7 @@ def check_policy(
     *,
     pipeline: Pipeline | None = None,
 ) -> None:
-    """Check a generator: each image is the same alone and in one batch with the others, and as its pipeline's.
+    """Check that each image of a generator is the same alone and in a batch, and equals its pipeline's.
 
     Args:
         policy: in float32, usually with random weights that depend on every input.

@@ -293,7 +293,7 @@ class Annotation:
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def rank(self, person: str, key: str, slots: Sequence[Any], *, request: str) -> None:
-        """Store a ranking by slots of the page, best first; a list within it is a tie."""
+        """Store the slots of a page, best first, ties as lists. Raises RefusedError unless each is in it once."""
         instance = self.instance_of(person, key)
         tiers = [slot if isinstance(slot, list) else [slot] for slot in slots]
         count = len(instance.candidates)

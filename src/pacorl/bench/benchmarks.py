@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_options(entry: type[Benchmark[Any]], options: BenchmarkOptions) -> None:
-    """Raise UsageError for an option of other benchmarks, or if nothing is named that makes images."""
+    """Raise UsageError for an option of another benchmark, ValueError without a generator or a folder of images."""
     defaults = BenchmarkOptions()
     for name in (*GENERATOR, "aesthetics"):
         if name not in entry.takes and getattr(options, name) != getattr(defaults, name):

@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """The table and its limits, a sentence each."""
+        """Table in Markdown, the number of measured items, and the caveats, a paragraph each."""
         # Without the number of items, a partial result would pass for one comparable with the published rows.
         lines = [self.table.markdown, f"Items measured: {self.measured} of {self.total}."]
         if self.measured < FEWEST:
@@ -134,7 +134,7 @@ def sole_writer(out: Path, shard: Shard) -> AbstractContextManager[None]:
 
 
 def _leaked(benchmark: Benchmark[Any]) -> Mapping[str, str]:
-    """Find the items in the training data of the run that contains the measured adapter."""
+    """Map each item that the measured adapter was trained on to what they share; empty outside a run's folder."""
     folder = leaks.run_of(benchmark.options.subject_adapter)
     try:
         return leaks.trained_on(benchmark.texts(), folder) if folder else {}

@@ -211,11 +211,11 @@ class Benchmark(ABC, Generic[Item]):
         return rows
 
     def questions(self, key: str, images: ImageCache, judge: Judge) -> Mapping[Any, Question]:
-        """Build the questions about an item, under names of any kind."""
+        """Build the questions about an item, under keys of any type, by which `score` gets the answers."""
         raise NotImplementedError
 
     def score(self, key: str, p_yes: Mapping[Any, float], images: ImageCache) -> Row:
-        """Return the contents of an item's row by the answers to its questions."""
+        """Compute the contents of an item's row from the answers to its questions."""
         raise NotImplementedError
 
     @abstractmethod

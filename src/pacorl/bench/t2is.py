@@ -189,8 +189,8 @@ class T2isBench(ImageBenchmark[Case]):
         return questions
 
     def score(self, key: str, p_yes: Mapping[tuple[Hashable, ...], float], images: ImageCache) -> Row:
-        """Return dimension → per image that has texts in it, the mean over them; dimension → mean over criteria of the
-        mean over pairs; and the aesthetics of each image, if they are asked for."""
+        """Return an item's means: alignment as dimension → one mean over texts per image with texts, consistency as
+        dimension → mean over pairs and then criteria; and the aesthetics per image, empty if not measured."""
         # Means of means: a dimension's criteria count alike, however many pairs were asked about.
         means = _means((name[:3], value) for name, value in p_yes.items())
         aligned = grouped(

@@ -86,7 +86,7 @@ class CharacterTrainer:
         self.evaluated = -1
         """Step of the newest evaluation; −1 before the first."""
         self.held_out_losses: dict[int, float] = {}
-        """Of the evaluations after the first step, by their steps; empty without held-out images."""
+        """Step → loss, of the evaluations after the first step; empty without held-out images."""
         self.losses: list[float] = []
         """Losses since the last line of the log."""
 

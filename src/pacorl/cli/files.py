@@ -103,7 +103,7 @@ def _split(source: str, out: Path, *, test: int, against: Sequence[str]) -> None
 
 
 def config(key: str = Argument("", help="A key such as `sampling.tree`, or a part of one.")) -> None:
-    """Show a key's meaning, its values and its default; for a section, of all its keys; without a key the sections."""
+    """Show the meaning, values and default of a key, or of all keys of a section; without a key, list the sections."""
     from pacorl.config.reference import RUNS, matching
 
     texts = [f"{command}: {', '.join(model.model_fields)}" for command, model in RUNS.items()]

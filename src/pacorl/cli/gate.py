@@ -223,7 +223,7 @@ class Gate:
 
     @property
     def references(self) -> list[Path]:
-        """The image of each character that panels are compared with."""
+        """First image of each character, with which every panel is compared."""
         # One of each: every one costs a question per panel.
         return [character.images[0] for character in self.characters]
 

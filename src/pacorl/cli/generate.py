@@ -35,7 +35,7 @@ BOARDS = (".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
-    """What goes with the text of a request, or a finished page in its place."""
+    """Options that go with the text of a request, or a finished page in its place."""
 
     panel: ClassVar[str] = "Request"
 

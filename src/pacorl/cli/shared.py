@@ -110,7 +110,7 @@ def progress(activity: str) -> Iterator[Progress]:
 
 @contextmanager
 def asking(judge: str) -> Iterator[Progress]:
-    """Show the progress of a judge's questions; of more than `MANY` say after the first answers how long they take."""
+    """Show the progress of a judge's questions; of more than `MANY`, print an estimate after the first answers."""
     with progress(f"questions to {judge}") as advance:
         begun_at = time.monotonic()
         measured = False
@@ -126,7 +126,7 @@ def asking(judge: str) -> Iterator[Progress]:
 
 
 def announce(activity: str, seconds: float) -> None:
-    """Say how long an activity takes, if that is more than a minute."""
+    """Print how long an activity takes, if that is more than a minute."""
     if seconds > 60:
         minutes = seconds / 60
         duration = f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.0f} h"

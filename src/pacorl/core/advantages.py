@@ -45,8 +45,8 @@ class AdvantageOptions(Section):
     threshold: float = THRESHOLD
     """δ of Eq. 4: log_tamed takes the logarithm of rewards whose std/mean over the epoch exceeds it."""
     credit: Literal["set", "panel"] | None = None
-    """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
-    the panel, such as its pairs and its text. Left out: panel if every reward has such parts and no prompt is an edit,
+    """Scores from which a panel's tokens learn. set: those of the whole set. panel: the parts of them that contain the
+    panel, such as its pairs and its text. Left out: panel if every reward has such parts and no prompt is an edit,
     else set, which is the paper's."""
     std: Literal["group", "global"] = "group"
     """Scope of the standard deviation in Eq. 2."""

@@ -91,15 +91,15 @@ class Suffix(Section):
     image changes only which image is judged; evaluation always takes all steps."""
 
     solver: Literal["euler", "ab2"] = "euler"
-    """How a step is taken: by Euler, or by the second-order rule of Adams and Bashforth."""
+    """Solver of a step: Euler, or the second-order method of Adams and Bashforth."""
     steps: Positive | None = None
     """Steps to the image, evenly chosen from the remaining steps; by default all."""
 
     def grid(self, first: int, last: int) -> list[int]:
-        """List the indices of the sigmas from `first` to `last`, both included.
+        """List the indices of the sigmas that the suffix visits, from `first` to `last` inclusive.
 
         Raises:
-            ValueError: if there are not as many steps, or too few for the solver.
+            ValueError: if it has more steps than there are, or fewer than the solver needs.
         """
         left = last - first
         # All steps of the sampler.

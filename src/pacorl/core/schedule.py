@@ -30,7 +30,7 @@ class NoiseWindow(Section):
     """SDE steps of an epoch, unless `kind` is fixed."""
 
     def at(self, epoch: int, steps: Sequence[int], *, seed: int) -> tuple[int, ...]:
-        """The stochastic steps of an epoch, ascending; the same for equal seeds."""
+        """Choose the stochastic steps of an epoch, ascending; the same for equal seeds."""
         if self.kind == "fixed":
             return tuple(steps)
         if self.kind == "random":

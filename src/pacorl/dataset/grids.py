@@ -67,7 +67,7 @@ def generate(
 
 
 def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list[ImageJob]:
-    """One job per grid, prompt by prompt; its key is GROUP/NUMBER."""
+    """List a job per grid, prompt by prompt; its key is GROUP/NUMBER."""
     jobs = []
     for record in records:
         for number in range(grids):

@@ -55,8 +55,8 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             memory: `low` for a judge in this process on a small card, `lowest` for a smaller one.
 
         Raises:
-            ValueError: The judge is missing, or does not fit the options; for a server, before any question.
-            UsageError: The calibration is of another judge.
+            ValueError: The judge is missing or does not fit the options, or the calibration is of another judge.
+            ConnectionError: The server does not answer.
         """
         check_judge(str(source), calibration=calibration)
         curve = read_calibration(calibration)

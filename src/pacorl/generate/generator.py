@@ -153,11 +153,11 @@ class Generator:
         return generator
 
     def judged_by(self, judge: object) -> None:
-        """Add a judge of this process, loaded within `judging`, to the turns on the device."""
+        """Let a local judge, loaded within `judging`, take turns with the generator on the device, if memory is low."""
         self.turns.add([judge])
 
     def judging(self) -> AbstractContextManager[None]:
-        """Move a judge of `turns` to the device for a block."""
+        """Move the judge to the device during the block, and the generator to host memory, if memory is low."""
         return self.turns.scoring()
 
     def size_of(self, prompt: Prompt, size: AnySize = None) -> Size:

@@ -70,7 +70,7 @@ HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced)")
 
 
 class CheckpointWriter:
-    """Writes checkpoints to resume from, and the averaged adapter for use elsewhere, on a thread.
+    """Writer of checkpoints to resume from, and of the averaged adapter for use elsewhere, on a thread.
 
     A save takes of the caller's time the end of the earlier one, and a copy of the tensors into host memory that is
     kept, and pinned on GPU machines. All ranks make the same calls.

@@ -191,7 +191,7 @@ class Alarm:
 
 
 class HackingMonitor:
-    """Remembers every sign from the start of a run, and raises alarms.
+    """History of every sign since the start of a run, and its alarms.
 
     Signs that should not rise are compared with their start, signs that should not fall with their best, so that losing
     an earlier gain counts.

@@ -169,7 +169,7 @@ class PolicyConfig(LoraConfig):
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     judge: JudgeSection = JudgeSettings()
-    """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward or a measure of
+    """Judge of the rewards' questions, or `none`. It is neither reached nor loaded unless a reward or a measure of
     the evaluation asks it."""
     rewards: Annotated[tuple[RewardConfig, ...], Field(min_length=1)] = (
         RewardConfig(name="consistency", weight=0.2),

@@ -64,7 +64,7 @@ class PolicyTrainer:
             return [image.convert("RGB").resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
 
         config = PolicyConfig.from_yaml(
-            "tiny", "rewards=[{name: redness}]", "prompts.train=tiny:train:2", "prompts.evaluation=tiny:train:2",
+            "tiny", "rewards=[{name: redness}]", "prompts.train=tiny:train:2", "prompts.evaluation=tiny:dev:2",
             "prompts_per_epoch=2", "group_size=4", "objective={}", "epochs=1", "out=runs/red",
         )
         result = PolicyTrainer(config, rewards={"redness": redness}).train()
@@ -152,7 +152,7 @@ class PolicyTrainer:
             # Only the main process reads a local judge's weights for their digest.
             identify = partial(checkpoint.identities_of, config, judges, self.functions)
             self.identities = self.runtime.on_main(identify)
-            """What decides rewards beside the config: judges, and the user's code as it was executed."""
+            """Identities of everything but the config that decides rewards: judges, and the user's code as executed."""
             if start:
                 compare = partial(checkpoint.check_changes_since, start, config, identities=self.identities)
                 self.runtime.on_main(compare)
@@ -414,6 +414,6 @@ class PolicyTrainer:
                 raise fault from fault.__cause__
 
     def close(self) -> None:
-        """End the log, the judges' processes and the lock on the folder."""
+        """Close the log, end the judges' processes, and release the lock on the folder."""
         self.logbook.close()
         self._open.close()

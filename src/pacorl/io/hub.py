@@ -21,9 +21,9 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 PIPELINE = "model_index.json"
 """File of a diffusers pipeline, whose parts are in folders."""
 OF_PIPELINE = ("--include", PIPELINE, "--include", "'*/*'", "--exclude", "'text_encoders/*'")
-"""What is read of a pipeline's repository, which may hold its weights a second time, in single files."""
+"""Flags that select a pipeline's files: its repository may hold the weights a second time, in single files."""
 OF_MODEL = ("--include", "'*.json'", "--include", "'*.txt'", "--include", "model.safetensors")
-"""What is read of a model of one file, whose repository may hold the weights in several formats."""
+"""Flags that select the files of a model in one file: its repository may hold the weights in several formats."""
 SECONDS = 5.0
 """Timeout of the hub's first answer."""
 

@@ -133,7 +133,7 @@ def is_url(source: object) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine."""
+    """Whether `host` is `localhost` or a loopback address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # a host name

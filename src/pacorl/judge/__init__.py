@@ -120,7 +120,7 @@ def judge_from(source: str, *, memory: str = "normal", **options: Any) -> tuple[
 
 
 def judge_for(source: str, *, edits: bool) -> str:
-    """Return the committed judge of edits in place of `tiny` for edits, whose questions that judge does not know.
+    """Return the committed judge of edits in place of `tiny` for edits, on which that judge is not trained.
 
     Any other judge, and any other task, keeps its source.
     """
@@ -131,7 +131,7 @@ def default_judge(images: Iterable[Path | str]) -> str:
     """Return the tiny judge if the tiny generator made all images, by the recipes in their files.
 
     Raises:
-        UsageError: for other images, of which that judge can say nothing.
+        UsageError: for other images, on which that judge is not trained.
     """
     for image in images:
         if recipe_of(Path(image)).get("model") != TINY:

@@ -40,7 +40,7 @@ class ChatModel:
     """Empty for OPENAI_BASE_URL, or OpenAI's own."""
     timeout_seconds: float = 120.0
     retries: int = 5
-    """Of transport faults (time-outs, 429, 5xx)."""
+    """Retries after transport faults (time-outs, 429, 5xx)."""
 
     @classmethod
     def at(cls, source: str) -> ChatModel:

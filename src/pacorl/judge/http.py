@@ -244,7 +244,7 @@ class HttpJudge:
         """Build a judge after a handshake with its server.
 
         Args:
-            startup: Seconds that a server which does not answer yet is waited for.
+            startup: Seconds to wait for a server that does not answer yet.
 
         Raises:
             ServiceRefusedError: for a wrong model name, key or address.
@@ -273,7 +273,7 @@ class HttpJudge:
         return self._run(self._explain, question)
 
     def wait_for_outages(self, seconds: float = OUTAGE_SECONDS) -> None:
-        """From now on retry questions that the server does not answer, for up to `seconds`.
+        """Retry unanswered questions from now on, for up to `seconds`.
 
         `verdicts` then raises UnreachableError if the outage lasts longer.
         """

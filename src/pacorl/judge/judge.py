@@ -28,7 +28,7 @@ VARIANTS = (("Yes", "yes", "YES", "Y", "y"), ("No", "no", "NO", "N", "n"))
 
 
 class Judge(Protocol):
-    """Answers questions about images.
+    """Model or server that answers questions about images.
 
     Example:
         judge = LocalJudge.from_pretrained("X-GenGroup/PaCo-Reward-7B", dtype="bfloat16", device="cuda")
@@ -47,7 +47,7 @@ class RemoteJudge(Judge, Protocol):
     """A judge outside this process: thread-safe, and to be closed at the end."""
 
     def wait_for_outages(self, seconds: float = OUTAGE_SECONDS) -> None:
-        """From now on retry questions that no server answers, for up to `seconds`; then raise UnreachableError."""
+        """Retry unanswered questions from now on, for up to `seconds`; then raise UnreachableError."""
 
     def close(self) -> None:
         """Abandon running requests."""

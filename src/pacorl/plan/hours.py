@@ -35,8 +35,8 @@ CARDS = (
     Card("NVIDIA H100 80GB HBM3", 80, 989.4),
     Card("NVIDIA H200", 141, 989.4),
 )
-"""From NVIDIA's data sheets of A100, H100, H200 and L40S, and its whitepaper of the AD102. The RTX 3060's follows from
-the whitepaper of the GA102: 512 FLOP a cycle on each of 28 multiprocessors at 1.78 GHz."""
+"""Cards, from NVIDIA's data sheets of A100, H100, H200 and L40S, and its whitepaper of the AD102. The RTX 3060's FLOP/s
+follow from the whitepaper of the GA102: 512 FLOP a cycle on each of 28 multiprocessors at 1.78 GHz."""
 
 
 class Forwards(NamedTuple):
@@ -46,11 +46,11 @@ class Forwards(NamedTuple):
     node_batch: int
     """Most nodes in one trained forward, or most samples if the objective trains on samples."""
     sampling: float
-    """Per image, as the next two."""
+    """Forwards per image in sampling."""
     training: float
-    """With a backward each."""
+    """Forwards per image in training, with a backward each."""
     other_policies: float
-    """The base for the KL, and the sampling policy if the objective compares with it."""
+    """Forwards per image of the base for the KL, and of the sampling policy if the objective compares with it."""
 
 
 def forwards_of(config: PolicyConfig) -> Forwards:
@@ -64,7 +64,7 @@ def forwards_of(config: PolicyConfig) -> Forwards:
     tree = sampler.tree
     levels = range(len(tree.branches))
     nodes = [1 / tree.leaves(level) for level in levels]
-    """Of an image at each stochastic step."""
+    """Nodes per image at each stochastic step."""
 
     # Sampling: nodes pass the steps after the previous stochastic step up to their own, and samples pass the suffix.
     starts = [-1, *sampler.stochastic_steps]

@@ -61,7 +61,7 @@ class Form(NamedTuple):
     memory: str
     gradient_checkpointing: bool
     text: str
-    """How it holds the models."""
+    """Description of how models are held."""
 
 
 FORMS = (
@@ -74,22 +74,22 @@ FORMS = (
 
 
 class Job(NamedTuple):
-    """What is asked for."""
+    """Training that a user requests."""
 
     path: Path
-    """Of the config."""
+    """Path of the config."""
     spec: PolicySpec
     checkpoint: str
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
     read_as: str
-    """How the prompts were read, with their places in the user's own file."""
+    """Report on the prompts that were read, with their lines in the user's own file."""
     rewards: Sequence[dict[str, Any]]
     asks_judge: bool
     """Whether a reward is a judge's."""
     cards: int
     gigabytes: int
-    """Of a card."""
+    """Memory of a card."""
 
     @property
     def folder(self) -> Path:

@@ -40,9 +40,9 @@ class Memory:
     """Peak bytes of a command, and its work."""
 
     phases: Mapping[str, int]
-    """On each process's card."""
+    """Phase → bytes on each process's card."""
     host: int = 0
-    """In main memory, for all processes of a machine; pages of files, which the system may drop, are not counted."""
+    """Bytes in main memory, of all processes of a machine; without pages of files, which the system may drop."""
     flops: float = 0
     """FLOPs of the generator in the run."""
 
@@ -54,11 +54,11 @@ class Scorer(NamedTuple):
     """Bytes of a judge or of a reward's model."""
 
     weights: int
-    """On the device."""
+    """Weights on the device."""
     buffers: int
     """Peak of a forward, with the keys and values that it reads."""
     files: int
-    """Of its checkpoint."""
+    """Size of its checkpoint."""
     streamed: int = 0
     """Weights in main memory."""
 
@@ -99,7 +99,7 @@ class Job:
     configs: Parts
     """config.json of each component."""
     batches: Sequence[Batch]
-    """In a training run: training images, and images of evaluations, which use the moving average."""
+    """Batches to sample; in a training run, of training images and of evaluations, which use the moving average."""
     training: Training | None = None
     """None for generating, when text encoders stay with the transformer."""
     images: int = 0

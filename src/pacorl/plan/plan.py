@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def shortage(self) -> str:
-        """What the run does not fit, with the fix; empty if it fits."""
+        """Limit that the run exceeds, with the fix; empty if it fits."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
             return (
                 f"does not fit {self.device}: try memory low or lowest, in training gradient_checkpointing too, or a "
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """The first line of the dry run."""
+        """First line of the dry run: whether the run fits, and the config keys of absent or broken files."""
         fit = self.shortage
         if not fit:
             fit = f"fits {self.device}" if self.device_bytes else self.device

@@ -125,7 +125,7 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
         texts: item → its texts (`Benchmark.texts`).
 
     Raises:
-        ValueError: if the folder or its training data is missing, since items must not count as clean unread.
+        ValueError: if the folder or its training data is missing, since unread items must not count as clean.
     """
     # Skipping a missing source would hide a leak.
     with blamed_on(f"the training data of {run} cannot be compared with the items"):
@@ -151,7 +151,7 @@ def pairs_trained_on(pairs: Sequence[Comparison], weights: str) -> list[Comparis
     """List the pairs that are in the training data of a judge; none if its weights lie in no run's folder.
 
     Raises:
-        ValueError: if the training data is missing, since pairs must not count as clean unread.
+        ValueError: if the training data is missing, since unread pairs must not count as clean.
     """
     run = run_of(weights)
     if not run:

@@ -270,7 +270,7 @@ BEGUN = (
 )
 """The first item of a list whose beginning is the subject of all."""
 SCENE = re.compile(r"(.*\b(?:scenario|scene|situation|task|moment|event))s", re.I)
-"""What becomes scenes: `medical scenarios`."""
+"""Plural that becomes scenes: `medical scenarios`."""
 MOMENTS = ("", ", a moment later", ", in other surroundings", ", at another time of day")
 EDGES = " \n,;:.?!(—–-"
 DANGLING = re.compile(r"(?:\s(?:about|of|with|from|in|for|by|and)|(?<=[.?!])\s+\w+)$", re.I)

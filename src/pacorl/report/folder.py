@@ -100,7 +100,7 @@ class RunFolder:
     samples: dict[int, list[Sample]]
     """Evaluation images by epoch, ascending."""
     leaks: str
-    """Which training prompts are evaluated on; empty if none."""
+    """Training prompts that are evaluated on; empty if none."""
 
     @property
     def command(self) -> str:
@@ -183,7 +183,7 @@ def read_run(run: Path) -> RunFolder:
 
 
 def number(value: object) -> float | None:
-    """The finite float that `value` is, None for anything else (a bool is no number)."""
+    """Return `value` as a finite float, or None for anything else (a bool is no number)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if abs(value) <= sys.float_info.max:

@@ -126,7 +126,7 @@ class Set:
 
     @property
     def change(self) -> float | None:
-        """By how much the measure rose; None if either side lacks it."""
+        """Rise of the measure; None if either side lacks it."""
         before = self.before.value(self.measure)
         after = self.after.value(self.measure) if self.after else None
         if before is None or after is None:

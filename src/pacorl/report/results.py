@@ -43,7 +43,7 @@ class Result:
     by_seed: Mapping[str, float] = field(default_factory=dict)
     """Training seed → difference; empty for two runs."""
     untrained: Interval | None = None
-    """In a comparison of two runs: before the training of either, if both begin alike."""
+    """Value before the training of either of two compared runs, if both begin alike."""
 
     @property
     def higher(self) -> str:

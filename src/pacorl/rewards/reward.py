@@ -35,7 +35,7 @@ class Reward(Protocol):
         """Raise ValueError, naming the record, if prompts lack required fields."""
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        """One score per image, in order."""
+        """Return one score per image, in order."""
 
 
 @dataclass(frozen=True, slots=True)

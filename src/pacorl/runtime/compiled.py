@@ -41,7 +41,7 @@ def compile_blocks(
 def compile_decoder(vae: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile the decoder of a VAE of single images in place, for each size and batch.
 
-    Uncompiled, torch's group norms on CUDA undo the channels-last layout that its convolutions want.
+    Uncompiled, torch's group norms on CUDA undo the channels-last layout that its convolutions need.
     """
     from diffusers.models.autoencoders.vae import Decoder
 

@@ -69,7 +69,7 @@ class Logbook:
 
         Args:
             step: of the checkpoint that a run goes on from: later lines are written again. By default no line stays.
-            epoch: of the checkpoint, which tells apart epochs that took no step.
+            epoch: of the checkpoint, to distinguish epochs that took no step.
             main: whether this is the main process; another one writes nothing.
         """
         self.folder: Path | None = config.out if main else None
@@ -174,7 +174,7 @@ class Progress:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds by phase as metrics, and begin anew."""
+        """Return the seconds by phase as metrics, and reset them."""
         seconds = {f"{SECONDS}{phase}": total for phase, total in self._seconds.items() if total}
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         return seconds

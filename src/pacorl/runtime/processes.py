@@ -165,12 +165,12 @@ class Runtime:
     # --- stopping ----------------------------------------------------------------------------------------------
 
     def check_signal(self) -> None:
-        """Raise Interrupted if this process was told to stop."""
+        """Raise Interrupted if this process has received a signal to stop."""
         if self.signals.told:
             raise Interrupted("told to stop")
 
     def check_stop(self) -> None:
-        """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
+        """Raise Interrupted on all ranks if any has received a signal to stop. Call it after each batch."""
         stopping = self.signals.told
         if self.world > 1:
             # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next

@@ -15,10 +15,10 @@ REPEATED_SIGNAL = 3.0
 
 
 class Interrupted(RuntimeError):
-    """The run was told to stop."""
+    """A run that stopped early, by a signal or a time limit, and can be resumed."""
 
     exit_code = EX_TEMPFAIL
-    """The command's."""
+    """Exit code of the command."""
 
 
 class StopSignals:

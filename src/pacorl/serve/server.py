@@ -94,7 +94,7 @@ class ChatRequest(Form):
     temperature: float = 1.0
     top_p: float = 1.0
     repetition_penalty: Literal[1] = 1
-    """Of a first token; a longer answer has the checkpoint's."""
+    """Penalty of a first token; a longer answer has the checkpoint's."""
     logprobs: bool = False
     """Whether to list the first token's likeliest alternatives, and all spellings of Yes and No."""
     top_logprobs: int = Field(0, ge=0, le=20)

@@ -36,7 +36,7 @@ def vllm_command(
 
     Args:
         checkpoint: Folder or hub name of a model, or the folder of a LoRA, whose config names its base.
-        name: The name that requests ask for.
+        name: Name of the model in requests.
     """
     model, served_name, of_adapter = checkpoint, name, []
     folder = Path(checkpoint)

@@ -70,9 +70,9 @@ class Recipe(BaseModel):
     form: str = ""
     """Words of the form by which it was drawn, as a person wrote them."""
     looks: str = ""
-    """What its character looked like in words then."""
+    """Description of its character at that time."""
     note: str = ""
-    """How it came about, such as `panel 2 drawn again`."""
+    """Origin, such as `panel 2 drawn again`."""
     tied: Json[int] = 1
     """Number of drawings that the judge does not tell apart from it, itself included."""
     matrix: Json[Matrix] = ()
@@ -111,7 +111,7 @@ class Recipe(BaseModel):
 
     @property
     def standing(self) -> str:
-        """Say how it was judged, by which question, and that a judge does not tell near scores apart."""
+        """Caption: the note, the judge's score with its question, and the size of a tie; `not judged` without any."""
         words = [self.note]
         if self.score is not None:
             words.append(f"{self.score:.2f} {'as asked' if self.sources else 'together'}")
@@ -126,13 +126,13 @@ class Draft(BaseModel):
     words: str = EXAMPLE
     """A sentence; or a shared description and a line per panel."""
     sheet: str = SHEET
-    """What should change in the pictures of a character, a line per new picture."""
+    """Changes to a character's pictures, a line per new picture."""
     name: str = ""
-    """Of a new character."""
+    """Name of a new character."""
     description: str = ""
     character: str = ""
     seed: int | None = None
-    """Of the next drawing; None for a new one."""
+    """Seed of the next drawing; None for a new one."""
     tab: str = "Pages"
     page: str = ""
     """Name of the open page."""

@@ -103,7 +103,7 @@ class StudioPage:
             self.studio.fault = str(error)
 
     def status(self) -> None:
-        """The job that runs, the fault of the last one, and the undo of the last removal."""
+        """Show the running job, the fault of the last one, and the undo of the last removal."""
         with tag("div", "status", role="status"):
             with shown_while(self.studio, "phase"):
                 self.button("Stop", self.studio.stop)
@@ -167,7 +167,7 @@ class StudioPage:
 
     @ui.refreshable_method
     def strip(self) -> None:
-        """The earlier pages, which are the output folder."""
+        """Show the earlier pages, read from the output folder."""
         with tag("nav", "strip", aria_label="Earlier pages"):
             self.drop_zone(self.dropped)
             for page in self.folder.pages:
@@ -196,7 +196,7 @@ class StudioPage:
 
     @ui.refreshable_method
     def hero(self) -> None:
-        """The page that is open: the picture with its verbs, its check, and the other drawings."""
+        """Show the open page: the picture with its verbs, its check, and the other drawings."""
         page = self.folder.page(self.draft.page)
         if not page:
             with tag("section", "empty", aria_label="Nothing is open"):
@@ -238,7 +238,7 @@ class StudioPage:
                     self.shot(other.path, name, name, shown=other is drawing, drawing=index)
 
     def panels(self, drawing: Drawing) -> None:
-        """The picture, with the verbs of each panel on it, or below it where there is no pointer."""
+        """Show the picture, with the verbs of each panel on it, or below it where there is no pointer."""
         recipe, grid, character = drawing.recipe, drawing.recipe.grid, self.draft.character
         look = "flat dense"
         cells = f"grid-template: repeat({grid.rows}, 1fr) / repeat({grid.cols}, 1fr)"
@@ -308,7 +308,7 @@ class StudioPage:
         self.attempt(self.folder.caption, picture, event.value)
 
     def teaching(self, name: str) -> None:
-        """The teaching of a character, its pictures, and its LoRA."""
+        """Show the training of a character, its pictures, and its LoRA."""
         training = self.studio.training(name)
         with card("Teach it"):
             ui.label("From three pictures on. The studio draws nothing else meanwhile.").classes("soft")

@@ -36,7 +36,7 @@ class Training:
 
     @property
     def verdict(self) -> str:
-        """Which LoRA was kept, and why; empty before the end, or without a held-out picture."""
+        """Kept LoRA, and the reason; empty before the end, or without a held-out picture."""
         return " ".join(read_object(self.run / "summary.json").get("verdict", ())) if self.is_finished else ""
 
     @property

@@ -238,9 +238,9 @@ class Studio:
 
     @property
     def panels(self) -> tuple[str, list[str]]:
-        """What all panels of the draft show, and a line for each; no line before `unfold`.
+        """Shared description of the draft, and a line per panel; no line before `unfold`.
 
-        The chosen character's description is in the place of its name, and need not be named.
+        The chosen character's description replaces its name, and precedes a text without it.
         """
         words, looks = self.draft.words, self.looks
         if looks:
@@ -292,7 +292,7 @@ class Studio:
         )
 
     def restore(self, recipe: Recipe) -> None:
-        """Fill the form in from a recipe, which draws the same picture first; say so if it cannot today."""
+        """Fill in the form from a recipe, to draw its picture again; `fault` states why the picture would differ."""
         is_here = recipe.character in self.folder.characters()
         self.keep(seed=recipe.seed, character=recipe.character if is_here else "")
         if recipe.sources:

@@ -47,12 +47,12 @@ RATIO_DEVIATION = "ratio_deviation"
 
 
 class ObjectiveOptions(Section):
-    """The settings that every objective has; an objective adds its own."""
+    """Settings common to all objectives; a subclass adds its own."""
 
     name: str
-    """Name of the objective, a `Literal` in each."""
+    """Name of the objective, a `Literal` in each subclass."""
     kl_weight: float = Field(0.0, ge=0)
-    """Weight of the divergence from the base; its forward is made only above 0."""
+    """Weight of the divergence from the base, which has a forward of its own only above 0."""
 
     @property
     def ratio_tolerance(self) -> float:

@@ -25,7 +25,7 @@ class DistilledOptions(TrueGuidance):
     """Options of FLUX's kinds."""
 
     guidance_scale: float = Field(3.5, ge=0)
-    """FLUX's distilled guidance: one forward, told the scale."""
+    """FLUX's distilled guidance: one forward, with the scale as an input."""
     max_sequence_length: int = Field(512, ge=1, le=4096)
     """T5 tokens per prompt."""
 

@@ -82,7 +82,7 @@ class KleinPolicy(PipelinePolicy):
         return Size(max(1, rows) * step, max(1, cols) * step)
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
-        """The `tokens` (B, L, 3D): three hidden layers of Qwen3, side by side."""
+        """Encode texts as `tokens` (B, L, 3D): three hidden layers of Qwen3, side by side."""
         tokens, _ = self.pipeline.encode_prompt(texts, max_sequence_length=self.options.max_sequence_length)
         return {"tokens": tokens}
 

@@ -1,10 +1,9 @@
 """FLUX.1-Kontext-dev as a policy: one image edited by an instruction, or references stitched into that image.
 
 The source follows the generated image in the sequence, at the same size, marked by its position ids. A config's
-size is an area: the image has the one of Kontext's training shapes that is nearest to the source's, scaled to that
-area. Source and image have that size, so only the source is resized, to the shape that the pipeline too would
-choose for it; a source that no shape fits is refused. References, behind the source of an edit if there is one, are
-stitched into one image of the generated size.
+size is an area: the image takes the Kontext training shape nearest to the source's, scaled to that area. The source is
+resized to the same shape, as in the pipeline; a source that no shape fits is refused. References, behind the source of
+an edit if there is one, are stitched into one image of the generated size.
 """
 
 import math
@@ -21,7 +20,7 @@ from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Prompt, Size
 
 MAX_STRETCH = 1.1
-"""How much a source's aspect may change on its way to a training shape. Between two neighbouring shapes it changes by
+"""Largest change of a source's aspect on its way to a training shape. Between two neighbouring shapes it changes by
 at most 1.085; more means that the source is longer than any of them."""
 
 
@@ -59,7 +58,7 @@ class KontextPolicy(FluxPolicy):
         return Size(*(max(1, round(side * scale / step)) * step for side in (height, width)))
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
-        """The tokens (1, N, C) of the source, or of its and the references' stitched image."""
+        """Encode the source, or one stitched image of it and the references, as tokens (1, N, C)."""
         images = [open_image(path) for path in self.image_paths(prompt)]
         image = stitch(images, size) if prompt.references else images[0]
         return {"source": self.encode_image(image, size)}

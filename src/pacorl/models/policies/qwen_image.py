@@ -89,7 +89,7 @@ class QwenImagePolicy(PipelinePolicy):
         return [count - self.pipeline.prompt_template_encode_start_idx for count in super().count_tokens(texts)]
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
-        """The `tokens` (1, L, D) of the text encoder for one text."""
+        """Encode one text as `tokens` (1, L, D)."""
         tokens, _ = self.pipeline.encode_prompt(texts, max_sequence_length=self.options.max_sequence_length)
         return {"tokens": tokens}
 

@@ -44,7 +44,7 @@ class SD3Policy(PipelinePolicy):
     scheduler_spaced = True
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
-        """The `tokens` (B, 77 + L, D) of both CLIPs, side by side, and of T5, and the CLIPs' `pooled` (B, D')."""
+        """Encode texts as `tokens` (B, 77 + L, D), the joined CLIPs' before T5's, and the CLIPs' `pooled` (B, D')."""
         # Guidance is `velocity`'s own; the pipeline would encode an empty negative prompt with every batch.
         tokens, _, pooled, _ = self.pipeline.encode_prompt(
             texts, None, None, do_classifier_free_guidance=False, max_sequence_length=self.options.max_sequence_length
