@@ -97,6 +97,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
     (newest / file).unlink() if "missing" in fault else (newest / file).write_bytes(damaged)
     start = starting_point(config, resume=True)
     assert start == newest.with_name("step-000002")
+    assert newest.exists()
     assert re.search(f"step-000003/{fault}.*; the checkpoint before it is taken", caplog.text)
     saved(config, 4, score=0.4)  # a damaged one beside it ends no run
     for path in checkpoints(config.out / "checkpoints"):
