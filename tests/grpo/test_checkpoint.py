@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pacorl.config.base import ConfigError, Section, changes_to, check_changes
+from pacorl.config.base import ConfigError, Section, changes_to, check_changes, dump
 from pacorl.config.reference import RUNS
 from pacorl.config.reference import keys_of as all_keys
 from pacorl.core.objectives import OBJECTIVES
@@ -143,6 +143,21 @@ FREE_OF_A_JUDGE = {
     "optimizer.micro_batch",
 }
 """A judge's learning rate always falls along a cosine, so its length is fixed."""
+
+
+def test_a_run_that_begins_replaces_no_config_of_another_command(tmp_path: Path) -> None:
+    """A judge's run in a generator's folder, the reverse, and a file of other software."""
+    judge = JudgeConfig(out=tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.parent.mkdir()
+    for content in ("objective: {name: grpo_clip}", "- a list"):
+        config.write_text(content)
+        with pytest.raises(ConfigError, match=f"{config} is not of this command"):
+            judge_trainer.JudgeTrainer(judge, resume=True)
+    config.write_text(dump(judge))
+    assert judge_trainer.JudgeTrainer(judge, resume=True).checkpoint is None
+    with pytest.raises(ConfigError, match=f"{config} is not of this command"):
+        starting_point(run_at(tmp_path), resume=True)
 
 
 def leaves(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:

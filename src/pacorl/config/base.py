@@ -207,6 +207,14 @@ def _changes(key: str, before: Any, now: Any) -> Iterator[tuple[str, list[Any]]]
         yield key, [before, now]
 
 
+def check_replaces(config: Any) -> None:
+    """Raise ConfigError if a run that begins in `out` would replace the config.yaml of another command."""
+    path = config.out / "config.yaml"
+    keys = read_yaml(path) if path.is_file() else {}
+    if not isinstance(keys, dict) or keys.keys() - type(config).model_fields:
+        raise ConfigError(f"{path} is not of this command, and is not replaced; name another folder with out=…")
+
+
 def check_changes(
     changes: Mapping[str, Sequence[Any]], *, free: Sequence[str], lora_key: str = "adapter.start", warns: bool = True
 ) -> None:

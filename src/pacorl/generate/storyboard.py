@@ -73,11 +73,7 @@ class Storyboard:
 
 
 def read_storyboard(path: Path) -> Storyboard:
-    """Read a storyboard.
-
-    Raises:
-        ValueError: naming the file, an invalid key, its value and the fix.
-    """
+    """Read a storyboard. Raises ValueError, naming the file, the invalid key, its value and the fix."""
     document = read_yaml(path)
     with blamed_on(path):
         board_file = typed(document, BoardFile)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pacorl.config.base import changes_to, check_changes
+from pacorl.config.base import changes_to, check_changes, check_replaces
 from pacorl.config.user_files import code_digest, file_digests
 from pacorl.core.devices import host_buffer
 from pacorl.grpo.lora_config import LoraConfig
@@ -186,6 +186,7 @@ def starting_point(config: LoraConfig, *, resume: bool) -> Path | None:
     recover(folder)
     existing = checkpoints(folder)
     if not existing:
+        check_replaces(config)
         return None
     start = newest_whole(existing, check_whole)
     # A damaged newer checkpoint stays until it is written again.

@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers import __version__ as transformers_version
 from transformers.trainer_callback import PrinterCallback
 
-from pacorl.config.base import changes_to, check_changes
+from pacorl.config.base import changes_to, check_changes, check_replaces
 from pacorl.grpo.checkpoint import newest_whole
 from pacorl.io.documents import read_object, read_yaml, typed, write_json
 from pacorl.io.files import (
@@ -96,6 +96,8 @@ class JudgeTrainer:
         if self.checkpoint:
             changes = changes_to(config, read_yaml(config.out / "config.yaml"))
             check_changes(changes, free=FREE_KEYS, lora_key="tuning.start", warns=processes().is_main_process)
+        else:
+            check_replaces(config)
 
     def train(self) -> Path:
         """Train to the end of the config; return the run's folder.

@@ -146,11 +146,7 @@ class RunFolder:
 
 
 def read_run(run: Path) -> RunFolder:
-    """Read a run's folder.
-
-    Raises:
-        ValueError: `run` is no run's folder, or a file in it cannot be understood.
-    """
+    """Read a run's folder. Raises ValueError if `run` is no run's folder, or a file in it cannot be understood."""
     metrics = run / "metrics.jsonl"
     if not metrics.is_file():
         raise ValueError(f"{run} has no metrics.jsonl, so it is not a run's folder; name the folder that a run wrote")

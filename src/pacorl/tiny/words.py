@@ -145,11 +145,7 @@ def tiny_scene(text: str) -> str:
 
 
 def check_tiny(prompt: Prompt) -> None:
-    """Check a whole prompt, such as a T2IS record's.
-
-    Raises:
-        ValueError: if it is not of the tiny world.
-    """
+    """Check a whole prompt, such as a T2IS record's. Raises ValueError if it is not of the tiny world."""
     if not prompt.panels:
         read_texts(Text("the prompt", prompt.text, tuple(VALUES)))
         raise ValueError(f"this model makes sets; describe each panel, as in {EXAMPLE} or by prompt_from('tiny', …)")
