@@ -147,8 +147,10 @@ def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
     monkeypatch.setattr("pacorl.cli.gate.SILENCE_SECONDS", 0.3)
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
 
+    answered = 3
+
     def only_controls(handler: Handler, number: int) -> bool:
-        if number > 3:
+        if number > answered:
             handler.fail(503, "loading")
         else:
             body = handler.fake.chats[number - 1]
@@ -161,16 +163,22 @@ def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
         access = ("--judge", f"{server.url}#judge", "--min", 0.5, "--json")
         result = run("check", *(folder / f"{number}.png" for number in (1, 2, 3)), *access)
         for name in "abc":
-            shutil.copytree(folder, tmp_path / name)
+            (tmp_path / name).mkdir()
+            for number in (1, 2):
+                shutil.copy(folder / f"{number}.png", tmp_path / name)
         checked: list[object] = []
         check = Gate.check
         monkeypatch.setattr(Gate, "check", lambda *given: checked.append(given) or check(*given))
+        answered = len(server.chats) + 4 + 3  # a set, and the next one's controls
         several = run("check", "--sets", tmp_path, *access)
     assert getattr(result.exception, "exit_code", 0) == 75
     assert "has not answered" in str(result.exception)
-    # The sets after an outage do not wait each for itself.
-    assert getattr(several.exception, "exit_code", 0) == 75
-    assert len(checked) == 1
+    # The sets before an outage keep their verdicts, and those after it do not wait each for itself.
+    documents = json.loads(several.stdout)
+    assert (several.exit_code, len(checked)) == (75, 2)
+    assert [(document["set"], document["code"]) for document in documents] == [("a", 0), ("b", 75)]
+    assert "has not answered" in documents[1]["error"]
+    assert "1 of 3 sets pass" in several.stderr
 
 
 def test_a_folder_of_sets_has_one_document_and_the_worst_code(folder: Path, tmp_path: Path) -> None:
@@ -194,9 +202,16 @@ def test_a_folder_of_sets_has_one_document_and_the_worst_code(folder: Path, tmp_
     assert found == [("lone", 1, None), ("sound", 0, True), ("wrong", BELOW, False), ("set-1.png", 0, True)]
     assert documents[2]["odd_one_out"] == str(sets / "wrong" / "4.png")
 
-    # An error outranks a verdict, and a failed set a sound one.
+    # An error outranks a verdict, and a failed set a sound one. Each set has a page; --grid cuts pages alone.
     shutil.rmtree(sets / "lone")
-    assert run("check", "--sets", sets, "--min", 0.5).exit_code == BELOW
+    join(sound, Grid(1, 4)).save(sets / "strip.png")
+    (sets / "set-1.png").unlink()
+    pages = tmp_path / "pages"
+    for _ in range(2):
+        result = run("check", "--sets", sets, "--grid", "1x4", "--min", 0.5, "--report", pages)
+        assert result.exit_code == BELOW, result.output
+        assert {page.stem for page in pages.glob("*.html")} == {"sound", "wrong", "strip.png"}
+        (pages / "gone.html").write_text(PAGE_MARK.decode())
 
 
 def test_of_a_character_one_image_is_compared(tmp_path: Path) -> None:

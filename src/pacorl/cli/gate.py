@@ -15,6 +15,7 @@ from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import JSON, announce, asking, echo, echo_errors, fault_line, print_json
 from pacorl.config.options import BELOW, INCOMPLETE, CalibratedJudge, UsageError, option
+from pacorl.io.net import UnreachableError
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from pacorl.gate.paco_reward import PacoReward
     from pacorl.gate.panels import Panels
 
-SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1)
-"""Exit codes of a set, the worst last: an error outranks a verdict."""
+SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, UnreachableError.exit_code)
+"""Exit codes of a set, the worst last: an error outranks a verdict, and after an outage sets are left."""
 SILENCE_SECONDS = 20.0
 """Wait for a judge's server that falls silent in the middle of a check: a restart behind a balancer takes seconds."""
 
@@ -109,26 +110,27 @@ def check(
     sets: Path | None = Option(None, help="Check each subfolder, or generated page, of this folder as a set."),
     judge: CalibratedJudge,
     ask: CheckOptions,
-    report: Path | None = Option(None, help="Write a self-contained page."),
+    report: Path | None = Option(None, help="Write a self-contained page; of --sets one for each, into a folder."),
     as_json: bool = JSON,
 ) -> None:
     """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
     from pacorl.gate.check import check_lines, check_page
     from pacorl.gate.panels import files_of, open_panels
-    from pacorl.io.files import check_made, check_writable, write_atomic
+    from pacorl.io.files import check_made, check_writable, claim_folder, write_atomic
     from pacorl.runtime.cores import use_cores
 
     use_cores()
     if bool(images) == bool(sets):
-        raise UsageError("give images, or --sets with a folder of sets")
-    if sets and (ask.grid or report):
-        raise UsageError("--grid and --report are for one set, and --sets has many; leave them out")
+        raise UsageError("give either images, or --sets with a folder of sets")
 
     # If this check fails, an earlier page would pass for its page.
     if report:
-        check_writable(report)
-        check_made(report)
-        report.unlink(missing_ok=True)
+        check_writable(report, folder=bool(sets))
+        if sets:
+            claim_folder(report)
+        for page in report.glob("*.html") if sets else [report]:
+            check_made(page)
+            page.unlink(missing_ok=True)
     # Panels, references, questions and threshold, before a judge is loaded. Of many sets one is open at a time.
     gate = Gate(ask, judge.calibration)
     if sets:
@@ -143,7 +145,7 @@ def check(
     with load_judge(source, judge) as reward:
         echo_errors(reward.note)
         if sets:
-            raise Exit(_check_sets(gate, reward, files, as_json=as_json))
+            raise Exit(_check_sets(gate, reward, files, report=report, as_json=as_json))
         checked = gate.check(reward, panels)
 
     # The page comes before the output, which may fail on a closed pipe.
@@ -175,11 +177,13 @@ def _sets_in(folder: Path) -> dict[str, list[str]]:
     return files
 
 
-def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]], *, as_json: bool) -> int:
-    """Check each set of files, and return the worst exit code. Raises UnreachableError if the judge falls silent."""
-    from pacorl.gate.check import verdict_lines
+def _check_sets(
+    gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]], *, report: Path | None, as_json: bool
+) -> int:
+    """Check each set of files until the judge falls silent, and return the worst exit code."""
+    from pacorl.gate.check import check_page, verdict_lines
     from pacorl.gate.panels import open_panels
-    from pacorl.io.net import UnreachableError
+    from pacorl.io.files import write_atomic
 
     documents: list[dict[str, Any]] = []
     codes: list[int] = []
@@ -187,11 +191,10 @@ def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]
     for title, files in sets.items():
         if len(codes) == 1:
             announce(f"{len(sets):,} sets take", (time.monotonic() - begun_at) * len(sets))
-        # A fault ends its own set alone, but no judge will answer about the next sets.
+        # A fault ends its own set alone, but a silent judge will not answer about the next sets.
         try:
-            checked = gate.check(reward, open_panels(files))
-        except UnreachableError:
-            raise
+            panels = open_panels(files, grid=gate.ask.grid if len(files) == 1 else "")
+            checked = gate.check(reward, panels)
         except (ValueError, OSError, RuntimeError) as fault:
             codes.append(int(getattr(fault, "exit_code", 1)))
             verdict: dict[str, Any] = {"passed": None, "code": codes[-1], "error": fault_line(fault)}
@@ -199,12 +202,16 @@ def _check_sets(gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]
         else:
             codes.append(checked.code)
             verdict, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
+            if report:
+                write_atomic(report / f"{title}.html", check_page(checked, judge=reward.name, note=reward.note))
         documents.append({"set": title, **reward.about, **verdict})
         if not as_json:
             echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
+        if codes[-1] == UnreachableError.exit_code:
+            break
     if as_json:
         print_json(documents)
-    echo_errors(f"{codes.count(0)} of {len(codes)} sets pass")
+    echo_errors(f"{codes.count(0)} of {len(sets)} sets pass")
     return max(codes, key=SEVERITY.index)
 
 
