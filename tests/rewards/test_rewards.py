@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from threading import Event
 
 import numpy as np
 import pytest
@@ -78,6 +79,13 @@ def test_parts_that_are_none_are_named(given: object, message: str) -> None:
 def test_a_reward_with_one_score_for_every_batch_fails_its_trial() -> None:
     with pytest.raises(RewardError, match="1 scores for 2 images"):
         smoke_test("mine", lambda prompts, images: [0.5], [PAIR], size=Size(4, 4))  # type: ignore[arg-type]
+
+
+def test_a_reward_that_hangs_in_its_trial_is_given_up() -> None:
+    over = Event()
+    with pytest.raises(RewardError, match=r"'mine'.* has not returned for 0.2 s"):
+        smoke_test("mine", lambda *given: over.wait(60), [PAIR], size=Size(4, 4), seconds=0.2)  # type: ignore[arg-type]
+    over.set()
 
 
 def test_a_fault_names_every_prompt_without_panels() -> None:

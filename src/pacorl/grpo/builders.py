@@ -256,5 +256,5 @@ def build_run_rewards(
             scorer.check(checked)
             # Judges are left out: connecting or loading has tested them.
             if not hasattr(scorer, "judge"):
-                smoke_test(key, scorer, tried, size=Size(*size))
+                smoke_test(key, scorer, tried, size=Size(*size), seconds=config.reward_timeout)
     return rewards, held_out

@@ -249,7 +249,7 @@ def _check_rewards(
                 encoders.add(reward.clip)
             elif scored and isinstance(reward, UserReward) and not hasattr(reward.reward, "load"):
                 try:
-                    smoke_test(name, reward, scored, size=Size(*size))
+                    smoke_test(name, reward, scored, size=Size(*size), seconds=config.reward_timeout)
                 except RewardError as fault:
                     broken.append(MissingFile("rewards", name, str(fault)))
     return encoders, broken

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from PIL.Image import Image, fromarray
 
 from pacorl.io.terminal import excerpt
+from pacorl.runtime.workers import CallTimeout, Workers, outcome_of
 from pacorl.types import Prompt, Size, places
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
@@ -142,16 +145,17 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
     )
 
 
-def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Size) -> None:
+def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Size, seconds: float = math.inf) -> None:
     """Make a reward ready and have it score two grid images of noise, before anything is generated.
 
     Two, since one image hides a reward that returns one score for the whole batch.
 
     Args:
         prompts: to choose the images' from.
+        seconds: time limit of the scores, but not of loading weights, which may have to be downloaded.
 
     Raises:
-        RewardError: if it raises, or returns a wrong number of scores, an invalid score or part.
+        RewardError: if it raises, does not return, or returns a wrong number of scores, an invalid score or part.
     """
     # The largest grid has the most questions and panels.
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
@@ -160,7 +164,14 @@ def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Si
     images = [fromarray(pixels[0]), fromarray(pixels[1])]
     if hasattr(reward, "load"):
         reward.load()
-    scores_of(name, reward, [prompt, prompt], images)
+    # The thread computes on this process's card.
+    card = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+    trial = Workers(1, name="pacorl-reward", context=partial(torch.cuda.device, card))
+    scores = trial.submit(partial(scores_of, name, reward, [prompt, prompt], images))
+    try:
+        outcome_of(scores, f"reward {name!r}, asked about trial images,", seconds=seconds, check_stop=lambda: None)
+    except CallTimeout as fault:
+        raise RewardError(str(fault)) from None
 
 
 # --- helpers of rewards ----------------------------------------------------------------------------------------
