@@ -100,18 +100,27 @@ def test_concurrency_is_bounded_over_all_ranks(server: FakeServer, monkeypatch: 
     assert server.busiest == 2
 
 
-@pytest.mark.parametrize("ids", [[7, 9], None])
-def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer, ids: list[int] | None) -> None:
+def refuses_the_switch(handler: Handler, number: int) -> bool:
+    """As OpenAI's own service."""
+    return "chat_template_kwargs" in handler.fake.chats[number - 1] and handler.fail(400, "unknown field") is None
+
+
+@pytest.mark.parametrize(("ids", "switches"), [([7, 9], True), (None, True), (None, False)])
+def test_keys_of_vllm_are_sent_where_the_server_takes_them(
+    server: FakeServer, ids: list[int] | None, switches: bool
+) -> None:
+    """A model that thinks first is no judge, so that all but a server that refuses the switch are told not to."""
     server.tokens = server.tokens if ids else None
+    if not switches:
+        server.behave = refuses_the_switch
     with judge_of(server) as judge:
         assert_all_right(judge)
     chat = server.chats[-1]
     assert chat.get("logprob_token_ids") == ids
     # At the model's own temperature: a server may report log-probabilities after its own changes to them.
     assert (chat["temperature"], chat["top_p"], chat["max_tokens"], chat["top_logprobs"]) == (1, 1, 1, 20)
-    # vLLM alone takes these keys; OpenAI's own service refuses them.
-    of_vllm = (chat.get("repetition_penalty"), chat.get("chat_template_kwargs"))
-    assert of_vllm == ((1, {"enable_thinking": False}) if ids else (None, None))
+    assert chat.get("repetition_penalty") == (1 if ids else None)
+    assert chat.get("chat_template_kwargs") == ({"enable_thinking": False} if switches else None)
 
 
 def test_reasons_are_text(server: FakeServer) -> None:

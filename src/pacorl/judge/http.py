@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 PROBE_SECONDS = 5.0
 """Longest time between two attempts in an outage, so that a restarted server is used within seconds."""
 TOP_LOGPROBS = 20  # the most that the API allows
+AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
+"""Key of a request by which a model answers without thinking first; OpenAI's own service refuses it."""
 CUT_TOLERANCE = 1e-3
 """Tolerance for a list of the likeliest tokens without one of Yes and No, which is at most as likely as the list's
 least. If that leaves P(Yes) open by more, the verdict is missing."""
@@ -57,20 +59,12 @@ FLOOR_LOGPROB = -9999.0  # vLLM's encoding of −inf
 # --- requests --------------------------------------------------------------------------------------------------
 
 
-def chat_body(images: Sequence[DistinctImage], text: str, *, ids: TokenIds | None, **options: Any) -> dict[str, Any]:
-    """Build a request of one user turn, its images before its text.
-
-    Args:
-        ids: Those of Yes and No if the server is vLLM, which also takes keys that OpenAI's own service refuses.
-        options: Further keys.
-    """
+def chat_body(images: Sequence[DistinctImage], text: str, **options: Any) -> dict[str, Any]:
+    """Build a request of one user turn, its images before its text, with further keys."""
     content: list[dict[str, Any]] = []
     for image in images:
         content.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image.png}"}})
-    body = {"messages": [{"role": "user", "content": [*content, {"type": "text", "text": text}]}], **options}
-    if ids:
-        body["chat_template_kwargs"] = {"enable_thinking": False}
-    return body
+    return {"messages": [{"role": "user", "content": [*content, {"type": "text", "text": text}]}], **options}
 
 
 def verdict_body(images: Sequence[DistinctImage], text: str, *, ids: TokenIds | None) -> dict[str, Any]:
@@ -81,7 +75,7 @@ def verdict_body(images: Sequence[DistinctImage], text: str, *, ids: TokenIds | 
     # The sampled token is unused. At temperature 1 a server that reports log-probabilities after the sampler's changes
     # reports the model's own.
     sampling = {"temperature": 1, "top_p": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
-    body = chat_body(images, text, ids=ids, max_tokens=1, **sampling)
+    body = chat_body(images, text, max_tokens=1, **sampling)
     if ids:
         # A checkpoint's penalty is meant for reasons: it would lower a Yes or No in the question.
         body |= {"repetition_penalty": 1, "logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
@@ -215,6 +209,8 @@ class HttpJudge:
         # Results of the handshake.
         self.ids: TokenIds | None = None
         """Token ids of Yes and No; None if unknown, or before `check`."""
+        self.switch: dict[str, Any] = AT_ONCE
+        """Key against thinking; empty if the server refuses it."""
         self.decides = False
         """Whether the server is asked for decisions, because it has no log-probabilities."""
         self.identity = ""
@@ -231,7 +227,7 @@ class HttpJudge:
         """Whether the present outage was logged."""
 
         # The key is the transport's: variables for OpenAI's own service stay here.
-        self._key = os.environ.get(JUDGE_KEY, "")
+        self._key = os.environ.get(JUDGE_KEY, "").strip()
         transport = httpx2.AsyncClient(**client_options(self.url, seconds=ANSWER_SECONDS, key=self._key))
         self._client: Any = openai.AsyncOpenAI(base_url=self.url, api_key="-", http_client=transport)
         self._slots = asyncio.Semaphore(max(1, CONCURRENCY // processes))
@@ -320,7 +316,7 @@ class HttpJudge:
         try:
             if self.decides:
                 return Verdict(await self._ask(text, "systemone", decision_body(images, text), read=read_decision))
-            body = verdict_body(images, text, ids=self.ids)
+            body = verdict_body(images, text, ids=self.ids) | self.switch
             read = partial(read_p_yes, words=self.words, ids=self.ids)
             return Verdict(await self._ask(text, "chat/completions", body, read=read))
         except ServiceFault as fault:
@@ -329,7 +325,7 @@ class HttpJudge:
     async def _explain(self, question: Question) -> str:
         (images,) = await asyncio.to_thread(distinct_images, [question])
         # Greedy: the same request gets the same answer.
-        body = chat_body(images, question.text, ids=self.ids, max_tokens=MOST_WORDS, temperature=0)
+        body = chat_body(images, question.text, max_tokens=MOST_WORDS, temperature=0, **self.switch)
         try:
             return await self._ask(question.text, "chat/completions", body, read=read_text)
         except ServiceFault as fault:
@@ -443,6 +439,9 @@ class HttpJudge:
         self.ids = await self._token_ids(f"{base}/tokenize")
         if self.ids is None:
             self.decides = "/v1/systemone" in str((await self._page(f"{base}/openapi.json")).get("paths"))
+            trial = {"model": self.model, **chat_body([], "Yes or No?", max_tokens=1, **AT_ONCE)}
+            if not self.decides and not await self._page(f"{self.url}/chat/completions", trial):
+                self.switch = {}
         if models and self.model not in models and not self.decides:
             raise ServiceRefusedError(f"{self.url} serves no model {self.model!r}; it serves {names}")
 
