@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pacorl.cli.shared import asking, with_options
+from pacorl.cli.shared import asking, fault_line, with_options
 from pacorl.config.options import JudgeOptions, inherited, option
 from pacorl.types import Size
 
@@ -89,3 +89,9 @@ def test_many_questions_are_counted_and_timed_by_the_first_answers(
         advance(0, 45)
         advance(45, 45)
     assert capsys.readouterr().err == ""
+
+
+def test_an_import_that_a_library_breaks_names_the_library() -> None:
+    fault = ModuleNotFoundError("Could not import module 'Qwen2_5_VLProcessor'. Are this object's requirements …")
+    fault.__cause__ = RuntimeError("operator torchvision::nms does not exist")
+    assert "torchvision::nms" in fault_line(fault)

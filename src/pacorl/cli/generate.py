@@ -53,7 +53,7 @@ class RequestOptions:
     def check(self, text: str) -> None:
         """Raise ValueError unless there is a text or a page, with the flags that go with it."""
         if bool(text) == bool(self.page):
-            raise ValueError("give a text or a file, or a finished page with --from")
+            raise ValueError("give either a text or a file, or a finished page with --from, whose recipe has its texts")
         unfit: dict[str, Any] = {"--panel": self.panels, "--layout": self.layout, "--character": self.characters}
         request = ""
         if text.endswith(PROMPTS + BOARDS):

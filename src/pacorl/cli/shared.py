@@ -157,6 +157,9 @@ def fault_line(error: Exception) -> str:
     """Format a fault for its user."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, ImportError) and error.__cause__:
+        # transformers keeps back that a library which it tries, such as torchvision, is built for another torch.
+        return f"{error.__cause__}: that library does not fit torch; remove it, or install the build for this torch"
     return str(error).strip() or type(error).__name__
 
 
