@@ -40,6 +40,8 @@ BODY_BYTES = 4 * 2**20
 """Largest body of a server without uploads, and of a join."""
 COOKIE_SECONDS = 365 * 24 * 3600
 GRACE_SECONDS = 5
+ADVICE = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "10"}}
+"""Headers of refusals by their status."""
 HEADERS = {
     # No content from other servers and no inline scripts: markup in a theme or a reason cannot run.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -60,7 +62,7 @@ class RefusedError(HTTPException):
 
 def refused(message: str, status: int) -> Response:
     """Answer with a refusal in FastAPI's form, and in OpenAI's, whose client shows no other."""
-    return JSONResponse({"detail": message, "error": {"message": message, "code": status}}, status)
+    return JSONResponse({"detail": message, "error": {"message": message, "code": status}}, status, ADVICE.get(status))
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from threading import active_count
+from threading import Event, active_count
 from typing import Any
 from unittest.mock import Mock
 
 import httpx2
 import pytest
 import torch
+import uvicorn
+from app_server import QuickServer
 from judges import serving
 from PIL import Image
 from tests.twins.parts import tiny_judge, vocabulary
@@ -37,9 +39,10 @@ from pacorl.judge.calibration import Calibration
 from pacorl.judge.http import HttpJudge
 from pacorl.judge.images import DistinctImage
 from pacorl.judge.local import LocalJudge
-from pacorl.serve.server import ChatRequest, ServedJudge, completion, data_of
+from pacorl.serve.server import ChatRequest, ServedJudge, completion, create_app, data_of
 from pacorl.tiny.world import all_panels, draw, with_another
 from pacorl.types import Question
+from pacorl.web import listening
 
 PANELS = [draw(panel, 32) for panel in all_panels()[::8000]]
 QUESTIONS = [
@@ -106,13 +109,27 @@ def test_the_server_agrees_with_the_judge_it_serves(url: str, local_judge: Local
     assert 'pacorl_request_seconds_count{path="/v1/chat/completions",status="200"}' in ask(f"{url}/metrics")[1]
 
 
-def test_the_likeliest_tokens_come_first_and_then_all_spellings_of_yes_and_no(url: str) -> None:
-    _, answer = ask(f"{url}/v1/chat/completions", TEXT | {"max_tokens": 1, "logprobs": True, "top_logprobs": 20})
+@pytest.mark.parametrize("count", [0, 1, 5, 20])
+def test_as_many_tokens_as_asked_are_listed_best_first_with_yes_and_no(url: str, count: int) -> None:
+    _, answer = ask(f"{url}/v1/chat/completions", TEXT | {"max_tokens": 1, "logprobs": True, "top_logprobs": count})
     (first,) = answer["choices"][0]["logprobs"]["content"]
     values = [entry["logprob"] for entry in first["top_logprobs"]]
-    assert values[:20] == sorted(values, reverse=True)[:20]
-    assert first["logprob"] == values[0]
-    assert {"Yes", "No"} <= {entry["token"] for entry in first["top_logprobs"]}
+    assert len(values) == count
+    assert [first["logprob"]][:count] == values[:1]
+    assert values == sorted(values, reverse=True)
+    assert count < 4 or {"Yes", "No"} <= {entry["token"] for entry in first["top_logprobs"]}
+    usage = answer["usage"]
+    assert usage["prompt_tokens"] > usage["completion_tokens"] == 1
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 1
+
+
+def test_fields_that_change_nothing_are_accepted(url: str) -> None:
+    question = TEXT | {"max_completion_tokens": 1}
+    fields = {"stream": False, "n": 1, "stop": None, "frequency_penalty": 0.0, "presence_penalty": 0, "seed": 3}
+    status, answer = ask(f"{url}/v1/{CHATS}", question | fields | {"tools": None, "user": "ci"})
+    assert (status, answer["choices"]) == (200, ask(f"{url}/v1/{CHATS}", question)[1]["choices"])
+    for field in ({"stream": True}, {"n": 2}, {"stop": ["."]}, {"frequency_penalty": 0.5}, {"tools": []}):
+        assert ask(f"{url}/v1/{CHATS}", question | field)[0] == 400
 
 
 # --- the gate --------------------------------------------------------------------------------------------------
@@ -242,13 +259,26 @@ def test_a_key_is_asked_for_but_by_health(local_judge: LocalJudge, monkeypatch: 
         assert ask(f"{url}/health")[0] == 200
         for page in ("/v1/models", "/metrics", "/openapi.json"):
             assert ask(f"{url}{page}")[0] == 401
+            assert httpx2.get(f"{url}{page}").headers["WWW-Authenticate"] == "Bearer"
             assert ask(f"{url}{page}", Authorization="Bearer wrong")[0] == 401
             assert ask(f"{url}{page}", Authorization="bearer secret")[0] == 200
         with pytest.raises(ServiceRefusedError, match="its key"):
             HttpJudge.connect(url)
-        monkeypatch.setenv("PACORL_API_KEY", "secret")
+        monkeypatch.setenv("PACORL_API_KEY", "secret\n")
         with HttpJudge.connect(url) as judge:
             assert judge.verdicts(QUESTIONS[:1])[0].p_yes is not None
+
+
+def test_the_schema_has_names_fields_keys_and_refusals(local_judge: LocalJudge) -> None:
+    schema = create_app("judge", local_judge, api_key="secret").openapi()
+    posts = [schema["paths"][f"/v1/{path}"]["post"] for path in (CHATS, SETS)]
+    assert [post["summary"] for post in posts] == ["Chat", "Consistency"]
+    for post in posts:
+        assert post["responses"].keys() == {"200", "4XX", "503"}
+        assert post["security"] == [{"HTTPBearer": []}]
+    assert "security" not in schema["paths"]["/health"]["get"]
+    assert "max_completion_tokens" in schema["components"]["schemas"]["ChatRequest"]["properties"]
+    assert "HTTPBearer" in schema["components"]["securitySchemes"]
 
 
 # --- the queue -------------------------------------------------------------------------------------------------
@@ -275,14 +305,41 @@ def test_many_callers_are_all_answered_rightly(url: str, local_judge: LocalJudge
     assert all(answers)
 
 
-@pytest.mark.parametrize(("most", "reason"), [(2, "stop"), (1, "length")])
-def test_an_answer_says_why_it_ends_and_is_json(local_judge: LocalJudge, most: int, reason: str) -> None:
-    request = ChatRequest.model_validate({**TEXT, "logprobs": True, "top_logprobs": 3, "max_tokens": most})
+def test_a_stopping_server_sends_its_callers_away_and_not_a_fault(
+    local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client asks again after 503, and takes 500 for an answer."""
+    begun, stopped = Event(), Event()
+    monkeypatch.setattr(local_judge, "log_probs", lambda prompts: (begun.set(), stopped.wait(30)))
+    app = create_app("judge", local_judge)
+    with listening("127.0.0.1", 0) as (listener, url), ThreadPoolExecutor(2) as threads:
+        server = QuickServer(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none"))
+        running = threads.submit(server.run, sockets=[listener])
+        asked = threads.submit(httpx2.post, f"{url}/v1/{CHATS}", json=TEXT | {"max_tokens": 1}, timeout=30)
+        begun.wait(30)
+        server.should_exit = True
+        answer = asked.result(30)
+        stopped.set()
+        running.result(30)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
+
+
+@pytest.mark.parametrize(("most", "end", "reason"), [(3, 0, "stop"), (2, 0, "length"), (2, "<|im_end|>", "stop")])
+def test_an_answer_says_why_it_ends(local_judge: LocalJudge, most: int, end: int | str, reason: str) -> None:
+    request = ChatRequest.model_validate({**TEXT, "max_tokens": most})
+    ids = [0, local_judge.processor.tokenizer.convert_tokens_to_ids(end) if isinstance(end, str) else end]
+    (prompt,) = local_judge.prompting.chat_prompts(QUESTIONS[:1])
+    answer = completion(request, ServedJudge("judge", local_judge), prompt, ids)
+    assert answer["choices"][0]["finish_reason"] == reason
+
+
+def test_an_impossible_token_is_json(local_judge: LocalJudge) -> None:
+    request = ChatRequest.model_validate({**TEXT, "logprobs": True, "top_logprobs": 3, "max_tokens": 1})
     log_probs = torch.full((len(local_judge.processor.tokenizer),), -math.inf, dtype=torch.float64)
     log_probs[[0, 2]] = torch.tensor([0.0, -1.0], dtype=torch.float64)
     served = ServedJudge("judge", local_judge)
-    answer = completion(request, served, [0], log_probs)
+    (prompt,) = local_judge.prompting.chat_prompts(QUESTIONS[:1])
+    answer = completion(request, served, prompt, [0], log_probs)
     (choice,) = json.loads(json.dumps(answer, allow_nan=False))["choices"]
-    assert choice["finish_reason"] == reason
     listed = [entry["logprob"] for entry in choice["logprobs"]["content"][0]["top_logprobs"]]
-    assert listed[:3] == [0.0, -1.0, -9999.0]
+    assert listed == [0.0, -1.0, -9999.0]

@@ -28,7 +28,9 @@ def serve(
 
     # An empty variable, as of a missing secret in CI, must not open the server.
     key = os.environ.get(JUDGE_KEY) if api_key is None else api_key
-    if key is not None and not key.strip():
+    # Without the newline at the end of a file of secrets.
+    key = key and key.strip()
+    if key == "":
         raise ValueError(f"the key is empty; give --api-key or {JUDGE_KEY} a value, or unset it to serve without a key")
     if not key and not is_loopback(host):
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")

@@ -13,15 +13,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from fastapi.responses import PlainTextResponse
+from fastapi.security import HTTPBearer
+from openai.types.chat import ChatCompletion
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import HTTPConnection
 
+from pacorl import __version__
 from pacorl.core.questions import text_fault
 from pacorl.gate.check import ControlError, check_set
 from pacorl.gate.paco_reward import PacoReward
@@ -77,8 +80,16 @@ class Turn(BaseModel):
 class Form(BaseModel):
     """The JSON of a request. Unknown fields are refused by name, so that no setting is dropped in silence."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     model: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, fields: Any) -> Any:
+        """Leave out fields that are null, which is the default of each, also of OpenAI's that are unknown here."""
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
     def check_model(self, served: str) -> None:
         """Refuse a request for another model than the served one."""
@@ -90,7 +101,9 @@ class ChatRequest(Form):
     """Question to answer. The text is the likeliest; log-probabilities are the model's at temperature 1."""
 
     messages: list[Turn] = Field(min_length=1, max_length=1)
-    max_tokens: int = Field(512, ge=1, le=2048, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
+    max_tokens: int = Field(512, ge=1, le=2048)
+    max_completion_tokens: int = Field(2048, ge=1, le=2048)
+    """OpenAI's newer name of `max_tokens`; the smaller counts."""
     temperature: float = 1.0
     top_p: float = 1.0
     repetition_penalty: Literal[1] = 1
@@ -100,6 +113,18 @@ class ChatRequest(Form):
     top_logprobs: int = Field(0, ge=0, le=20)
     chat_template_kwargs: dict[Literal["enable_thinking"], Literal[False]] = {}
     """A judge answers at once."""
+    # Fields that clients send, at the values that change nothing.
+    stream: Literal[False] = False
+    n: Literal[1] = 1
+    frequency_penalty: Literal[0] = 0
+    presence_penalty: Literal[0] = 0
+    seed: int = 0
+    user: str = ""
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of the answer."""
+        return min(self.max_tokens, self.max_completion_tokens)
 
 
 class ConsistencyRequest(Form):
@@ -122,6 +147,18 @@ class ConsistencyRequest(Form):
         if self.least is not None and self.ranking:
             raise ValueError("a gate has no ranking; leave out least or ranking")
         return self
+
+
+class Refusal(BaseModel):
+    """Answer to a refused request, in FastAPI's form and in OpenAI's."""
+
+    detail: str
+    error: dict[str, str | int]
+
+
+STATUSES = """400 a fault of the request, 401 no key or another, 404 another model, 413 too large, 421 another host,
+422 a judge that fails its controls, 503 a server that stops: ask again after Retry-After."""
+REFUSAL = {"model": Refusal, "description": STATUSES}
 
 
 # --- the judge and its queue -----------------------------------------------------------------------------------
@@ -202,11 +239,13 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
     model = {"id": name, "object": "model", "identity": identity, **about}
     registry = CollectorRegistry()
     seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], registry=registry)
+    open_requests = Gauge("pacorl_requests_open", "Requests without an answer yet, with /metrics'.", registry=registry)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        served.thread.shutdown(cancel_futures=True)  # or Python would answer all that wait before it exits
+        # What waits is dropped, or Python would answer it before it exits. Meanwhile the loop refuses the callers.
+        await asyncio.to_thread(served.thread.shutdown, cancel_futures=True)
 
     def admit(connection: HTTPConnection) -> None:
         _, _, sent = connection.headers.get("authorization", "").partition(" ")
@@ -218,7 +257,12 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
 
     async def measured(request: Request, proceed: Callable[[Request], Any]) -> Response:
         start = time.perf_counter()
-        response: Response = await proceed(request)
+        with open_requests.track_inprogress():
+            try:
+                response: Response = await proceed(request)
+            except asyncio.CancelledError:
+                # The server stops, and its grace is over. A status 500 would pass for a fault of the request.
+                response = refused("this server stops; ask again in seconds", 503)
         path = getattr(request.scope.get("route"), "path", "other")
         seconds.labels(path, str(response.status_code)).observe(time.perf_counter() - start)
         return response
@@ -227,6 +271,8 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
     handlers: dict[Any, Any] = dict.fromkeys(faults, lambda _, fault: refusal_of(fault))
     app = FastAPI(
         title="pacorl judge",
+        version=__version__,
+        responses={"4XX": REFUSAL, 503: REFUSAL},
         lifespan=lifespan,
         exception_handlers=handlers,
         docs_url=None,
@@ -235,11 +281,25 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
     )
     app.add_middleware(Guard, admit=admit)
     app.middleware("http")(measured)
-    app.get(HEALTH)(lambda: {"status": "ok"})
-    app.get("/metrics")(lambda: Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST))
-    app.get("/v1/models")(lambda: {"object": "list", "data": [model]})
+    # `admit` checks the key; this describes it in the schema.
+    keyed = [Security(HTTPBearer(auto_error=False))] if api_key else []
 
-    @app.post("/v1/chat/completions")
+    @app.get(HEALTH)
+    def health() -> dict[str, str]:
+        """Whether the server answers; without a key."""
+        return {"status": "ok"}
+
+    @app.get("/metrics", dependencies=keyed, response_class=PlainTextResponse)
+    def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models", dependencies=keyed)
+    def models() -> dict[str, Any]:
+        """The served model, with the digest of its weights as `identity`."""
+        return {"object": "list", "data": [model]}
+
+    @app.post("/v1/chat/completions", dependencies=keyed, responses={200: {"model": ChatCompletion}})
     async def chat(request: ChatRequest) -> dict[str, Any]:
         """Answer a question; first tokens of concurrent requests share a batch."""
         request.check_model(name)
@@ -250,14 +310,15 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
             raise RefusedError(f"messages: {fault}")
         images = await decoded([item.image_url.get("url", "") for item in image_items])
         (prompt,) = judge.prompting.chat_prompts([Question(tuple(images), last.text)])
-        if request.max_tokens == 1:
+        if request.most_tokens == 1:
             row_V = await served.log_probs(prompt)
-            return completion(request, served, [int(row_V.argmax())], row_V)
+            return completion(request, served, prompt, [int(row_V.argmax())], row_V)
         if request.logprobs:
             raise RefusedError("log-probabilities are those of one token; set max_tokens to 1")
-        return completion(request, served, await served.submit(judge.generate, prompt, max_tokens=request.max_tokens))
+        ids = await served.submit(judge.generate, prompt, max_tokens=request.most_tokens)
+        return completion(request, served, prompt, ids)
 
-    @app.post("/v1/consistency")
+    @app.post("/v1/consistency", dependencies=keyed)
     async def consistency(request: ConsistencyRequest) -> dict[str, Any]:
         """Score or check a set: the documents of `pacorl score --json` and `pacorl check --json`."""
         request.check_model(name)
@@ -277,26 +338,34 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
 
 
 def completion(
-    request: ChatRequest, served: ServedJudge, ids: Sequence[int], row_V: Tensor | None = None
+    request: ChatRequest, served: ServedJudge, prompt: ChatPrompt, ids: Sequence[int], row_V: Tensor | None = None
 ) -> dict[str, Any]:
     """Write the API's answer of some tokens; `row_V` are the log-probabilities of a single one."""
     tokenizer: Any = served.judge.processor.tokenizer
     log_probs = None
     if request.logprobs and row_V is not None:
-        likeliest = row_V.topk(min(request.top_logprobs, len(row_V))).indices.tolist()
+        # The likeliest, of which half may give way to the spellings of Yes and No: P(Yes) needs both.
+        (yes, *yes_spellings), (no, *no_spellings) = answer_ids(tokenizer, variants=True)
+        spellings = [yes, no, *yes_spellings, *no_spellings][: request.top_logprobs // 2]
+        rank_V = row_V.clone()
+        rank_V[spellings] = 1.0
+        listed = rank_V.topk(min(request.top_logprobs, len(row_V))).indices
         entries = []
-        for token in [ids[0], *dict.fromkeys([*likeliest, *chain(*answer_ids(tokenizer, variants=True))])]:
+        for token in [ids[0], *listed[row_V[listed].argsort(descending=True)].tolist()]:
             # JSON has no −inf.
             entries.append({"token": tokenizer.decode([token]), "logprob": max(float(row_V[token]), FLOOR_LOGPROB)})
         log_probs = {"content": [{**entries[0], "top_logprobs": entries[1:]}]}
+    ended = len(ids) < request.most_tokens or ids[-1] in tokenizer.all_special_ids
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": tokenizer.decode(list(ids), skip_special_tokens=True)},
         "logprobs": log_probs,
-        "finish_reason": "length" if len(ids) == request.max_tokens else "stop",
+        "finish_reason": "stop" if ended else "length",
     }
+    asked = len(served.judge.prompting.encode([prompt])[0].ids)
+    usage = {"prompt_tokens": asked, "completion_tokens": len(ids), "total_tokens": asked + len(ids)}
     about = {"id": f"chatcmpl-{time.time_ns()}", "object": "chat.completion", "created": int(time.time())}
-    return {**about, "model": served.name, "choices": [choice]}
+    return {**about, "model": served.name, "choices": [choice], "usage": usage}
 
 
 def refusal_of(fault: Exception) -> Response:
