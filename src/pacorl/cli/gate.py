@@ -186,31 +186,30 @@ def _check_sets(
     from pacorl.io.files import write_atomic
 
     documents: list[dict[str, Any]] = []
-    codes: list[int] = []
     begun_at = time.monotonic()
     for title, files in sets.items():
-        if len(codes) == 1:
+        if len(documents) == 1:
             announce(f"{len(sets):,} sets take", (time.monotonic() - begun_at) * len(sets))
         # A fault ends its own set alone, but a silent judge will not answer about the next sets.
         try:
             panels = open_panels(files, grid=gate.ask.grid if len(files) == 1 else "")
             checked = gate.check(reward, panels)
         except (ValueError, OSError, RuntimeError) as fault:
-            codes.append(int(getattr(fault, "exit_code", 1)))
-            verdict: dict[str, Any] = {"passed": None, "code": codes[-1], "error": fault_line(fault)}
-            lines = ["no verdict", fault_line(fault)]
+            code = getattr(fault, "exit_code", 1)
+            verdict: dict[str, Any] = {"passed": None, "code": code, "error": fault_line(fault)}
+            lines = ["no verdict", verdict["error"]]
         else:
-            codes.append(checked.code)
             verdict, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
             if report:
                 write_atomic(report / f"{title}.html", check_page(checked, judge=reward.name, note=reward.note))
         documents.append({"set": title, **reward.about, **verdict})
         if not as_json:
             echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
-        if codes[-1] == UnreachableError.exit_code:
+        if verdict["code"] == UnreachableError.exit_code:
             break
     if as_json:
         print_json(documents)
+    codes: list[int] = [document["code"] for document in documents]
     echo_errors(f"{codes.count(0)} of {len(sets)} sets pass")
     return max(codes, key=SEVERITY.index)
 
@@ -251,15 +250,16 @@ class Gate:
         from pacorl.gate.check import check_set
         from pacorl.io.images import open_image
 
-        names = [character.name for character in self.characters]
-        references = [[open_image(path)] for path in self.references]
+        characters = []
+        for character, path in zip(self.characters, self.references, strict=True):
+            characters.append((character.name, [open_image(path)]))
         with asking(reward.name) as advance:
             return check_set(
                 reward.judge,
                 panels.images,
                 least=self.least(len(panels.images)),
                 names=panels.names,
-                characters=list(zip(names, references, strict=True)),
+                characters=characters,
                 casts=self._casts(panels.texts),
                 theme=self.ask.theme,
                 progress=advance,

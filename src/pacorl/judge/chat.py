@@ -57,7 +57,7 @@ class ChatModel:
 
         base = self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         url = service_url(base, name="endpoint").rstrip("/")
-        key = os.environ.get(KEY, "")
+        key = os.environ.get(KEY, "").strip()
         with httpx2.Client(**client_options(url, seconds=self.timeout_seconds, key=key)) as transport:
             client = openai.OpenAI(base_url=url, api_key="-", http_client=transport, max_retries=self.retries)
             service = {"model": self.model, "key": key, "key_variable": KEY}

@@ -239,7 +239,7 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
     model = {"id": name, "object": "model", "identity": identity, **about}
     registry = CollectorRegistry()
     seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], registry=registry)
-    open_requests = Gauge("pacorl_requests_open", "Requests without an answer yet, with /metrics'.", registry=registry)
+    open_requests = Gauge("pacorl_requests_open", "Requests without an answer, this one too.", registry=registry)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -355,28 +355,32 @@ def completion(
             # JSON has no −inf.
             entries.append({"token": tokenizer.decode([token]), "logprob": max(float(row_V[token]), FLOOR_LOGPROB)})
         log_probs = {"content": [{**entries[0], "top_logprobs": entries[1:]}]}
+    # A token that ends the answer may be the last that is allowed.
     ended = len(ids) < request.most_tokens or ids[-1] in tokenizer.all_special_ids
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": tokenizer.decode(list(ids), skip_special_tokens=True)},
-        "logprobs": log_probs,
-        "finish_reason": "stop" if ended else "length",
-    }
     asked = len(served.judge.prompting.encode([prompt])[0].ids)
-    usage = {"prompt_tokens": asked, "completion_tokens": len(ids), "total_tokens": asked + len(ids)}
-    about = {"id": f"chatcmpl-{time.time_ns()}", "object": "chat.completion", "created": int(time.time())}
-    return {**about, "model": served.name, "choices": [choice], "usage": usage}
+    return {
+        "id": f"chatcmpl-{time.time_ns()}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": served.name,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": tokenizer.decode(list(ids), skip_special_tokens=True)},
+                "logprobs": log_probs,
+                "finish_reason": "stop" if ended else "length",
+            }
+        ],
+        "usage": {"prompt_tokens": asked, "completion_tokens": len(ids), "total_tokens": asked + len(ids)},
+    }
 
 
 def refusal_of(fault: Exception) -> Response:
     """Answer with a fault of a request in words alone: FastAPI's own answer would hold the request's images."""
-    message, status = str(fault), 400
     if isinstance(fault, RefusedError):
-        message, status = fault.detail, fault.status_code
-    elif isinstance(fault, ControlError):
-        status = 422
-    elif isinstance(fault, RequestValidationError):
+        return refused(fault.detail, fault.status_code)
+    if isinstance(fault, RequestValidationError):
         first = fault.errors()[0]
         fix = "/openapi.json has the fields, and the header is Content-Type: application/json"
-        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}; {fix}"
-    return refused(message, status)
+        return refused(f"{'.'.join(map(str, first['loc']))}: {first['msg']}; {fix}", 400)
+    return refused(str(fault), 422 if isinstance(fault, ControlError) else 400)
