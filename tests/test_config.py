@@ -121,7 +121,7 @@ def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
         ("epochs.first=3", "override 'epochs.first=3': epochs is no section"),
         ("rewards.0.weight=3", "override 'rewards.0.weight=3': rewards is no section"),
         ("rewards=[{name: a, weight: b}]", "run.yaml: rewards.0.weight: "),
-        ("sampling.size=[64", "override 'sampling.size=[64': not valid YAML"),
+        ("sampling.size=[64", "override 'sampling.size=[64' (quote one with spaces): not valid YAML"),
         ("epochs = no", "run.yaml: epochs: "),
         ("model.kind=no", "run.yaml: model: "),
     ],

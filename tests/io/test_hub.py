@@ -46,7 +46,7 @@ def test_what_lies_in_the_cache_is_used_without_asking_for_each_file(tmp_path: P
 def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some" / "folder").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"^some/folder .*config\.json and no other\.json$"):
+    with pytest.raises(ValueError, match=r"^some/folder .*config\.json and no other\.json;"):
         check_checkpoint("some/folder", "config.json", "other.json")
     (tmp_path / "some" / "folder" / "other.json").write_text("{}")
     check_checkpoint("some/folder", "config.json", "other.json")

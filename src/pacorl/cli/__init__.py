@@ -117,5 +117,6 @@ def _refuse(error: Any) -> int:
         option, hint = getattr(error, "option_name", ""), ""
         if option and context and any(parameter.name == "overrides" for parameter in context.command.params):
             hint = f"; a key of the config is written {option.lstrip('-')}=VALUE"
-        _print_fault(f"{' '.join(error.format_message().split()).removesuffix('.')}{hint}; see {command} --help")
+        message = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
+        _print_fault(f"{message}{hint}; see {command} --help")
     return int(error.exit_code)

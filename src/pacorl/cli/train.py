@@ -203,7 +203,7 @@ def train_reward(
 ) -> None:
     """Train a judge on comparisons; `pacorl dataset export --rankings` converts your own rankings."""
     from pacorl.config.base import load
-    from pacorl.io.files import check_no_run, check_writable
+    from pacorl.io.files import check_writable
     from pacorl.judge import check_judge
     from pacorl.judge_training.judge_config import JudgeConfig
     from pacorl.models.lora import adapter_file
@@ -213,8 +213,6 @@ def train_reward(
 
     # Check the run before the imports, which take seconds.
     check_writable(run.out, folder=True)
-    if not resume:
-        check_no_run(run.out)
     check_judge(run.model.checkpoint)
     if run.tuning.start:
         adapter_file(run.tuning.start)

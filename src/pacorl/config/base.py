@@ -157,7 +157,7 @@ def _apply(document: dict[str, Any], override: str) -> None:
     *sections, last = key.strip().split(".")
     if not equals or not last:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
-    value = parse_yaml(text, name=f"override {override!r}")
+    value = parse_yaml(text, name=f"override {override!r} (quote one with spaces)")
     for section in sections:
         # Sections that the file leaves out are created.
         document = document.setdefault(section, {})

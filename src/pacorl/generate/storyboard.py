@@ -176,11 +176,7 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: b
 
 
 def spoken(scene: str, characters: Sequence[Character]) -> str:
-    """Replace the mentions in a scene by descriptions of the characters.
-
-    Raises:
-        ValueError: for an unknown character.
-    """
+    """Replace the mentions in a scene by descriptions of the characters. Raises ValueError for an unknown one."""
     texts = {character.name: character.text for character in characters}
     described: set[str] = set()
 

@@ -35,6 +35,11 @@ MAX_YAML_BYTES = 2**20
 """Limit of a YAML file: people write these by hand, and the parser takes ten seconds for a million characters."""
 SHOWN = 300
 """Characters of a refused value that a message shows."""
+FAULTS = {
+    "tuple_type": "give a list in brackets, as [1, 2] or [{name: …}]",
+    "extra_forbidden": "unknown key; take it out, or correct its spelling",
+}
+"""Type of a fault of pydantic's → message in place of pydantic's."""
 CLASS = re.compile(r"valid dictionary or instance of \w+")
 """Name of a class in pydantic's messages."""
 ALTERNATIVE = re.compile(r"constrained-\w+$|literal\[")
@@ -162,9 +167,7 @@ def _key_of(fault: ErrorDetails) -> str:
 
 def _message_of(fault: ErrorDetails) -> str:
     """Return pydantic's message, in words of configs and records."""
-    if fault["type"] == "tuple_type":
-        return "give a list in brackets, as [1, 2] or [{name: …}]"
-    return CLASS.sub("mapping of keys", fault["msg"].removeprefix("Value error, "))
+    return FAULTS.get(fault["type"]) or CLASS.sub("mapping of keys", fault["msg"].removeprefix("Value error, "))
 
 
 @cache

@@ -44,7 +44,7 @@ def check_checkpoint(source: str, *files: str) -> None:
     # A folder or file of this machine.
     if Path(source).exists():
         if not any((Path(source) / file).is_file() for file in files):
-            raise ValueError(f"{source} is no checkpoint: it holds no {' and no '.join(files)}")
+            raise ValueError(f"{source} is no checkpoint: it holds no {' and no '.join(files)}; name a folder with it")
         return
     if not HUB_NAME.fullmatch(source.partition(":")[0]):
         raise ValueError(f"there is no {source}: name a folder, or a checkpoint of the hub as ORG/NAME")

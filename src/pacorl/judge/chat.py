@@ -69,7 +69,7 @@ class ChatModel:
                     )
                     text = answer.choices[0].message.content
             except ServiceFault as fault:
-                raise ChatError(f"no answer: {fault}") from None
+                raise ChatError(f"no answer from {url}: {fault}") from None
         if not isinstance(text, str) or not text:
             raise ChatError("the answer is empty")
         return text

@@ -121,7 +121,7 @@ def _from_hub(source: str, *, fetch: bool) -> Path:
     """Return the local copy of a hub's file or folder."""
     repo, _, path = source.partition(":")
     if not HUB_NAME.fullmatch(repo) or repo.endswith(".safetensors"):
-        raise ValueError(f"no adapter in {source}: there is no such file or folder")
+        raise ValueError(f"no adapter in {source}: there is no such file or folder; name one, or ORG/NAME of the hub")
     # By name: a repository may contain a whole checkpoint too.
     files = [*ADAPTER_FILES, *(f"lora/{name}" for name in ADAPTER_FILES)]
     if path:

@@ -104,7 +104,7 @@ def split_prompts(
         held_out.update(families.pop())
     if not families:
         raise ValueError(
-            f"holding out {test} of {len(prompts)} prompts, {len(dropped)} kept out, leaves none to train on"
+            f"{test} test prompts of {len(prompts)}, {len(dropped)} kept out, leave none to train on; hold out fewer"
         )
     train = [prompt for number, prompt in enumerate(remaining) if number not in held_out]
     return train, [remaining[number] for number in sorted(held_out)]
