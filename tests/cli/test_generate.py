@@ -171,6 +171,6 @@ def test_a_character_s_images_are_references(hero, checkpoint, tmp_path):
 def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, no_weights):
     image = hero / "front.png"
     many = ("a hat", *["--image", image] * 5, "--model", checkpoint)
-    for words, fault in ((many, "has 5 sources"), (("--image", image), "give a text"), ((), "give a text")):
+    for words, fault in ((many, "has 5 sources"), (("--image", image), "a text or a file"), ((), "a text or a file")):
         assert fault in refused(*words)
         assert fault in refused(*words, "--dry-run")
