@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from unittest.mock import Mock
 
 import pytest
@@ -200,6 +201,8 @@ def test_contradictions_and_misfits_are_settled_by_one_more(dataset):
     annotation.skip("ben", public_key(misfit), NONE_FITS, request=request())
     assert annotation.disputed() == [contrary, misfit]
     assert annotation.summary()["disputed"] == 2
+    ann, ben, _ = annotation.summary()["people"]
+    assert (len(ann["times"]), ann["reasons"], ben["reasons"]) == (4, [], [NONE_FITS])
     state = annotation.state("fay")
     assert state["adjudicates"]
     assert [opinion["name"] for opinion in state["task"]["opinions"]] == ["Person 1", "Person 2"]
@@ -209,6 +212,14 @@ def test_contradictions_and_misfits_are_settled_by_one_more(dataset):
     rank_next(annotation, "fay")
     decisions = [answer for answer in final_answers(collect_answers(annotation.folder)) if answer.adjudicated]
     assert [answer.instance for answer in decisions] == [contrary]
+    # Each of the two is compared with the decision, and not with the other.
+    upheld = {one["name"]: one["upheld"] for one in annotation.summary()["people"]}
+    tiers = [chosen for (chosen,) in decisions[0].tiers]
+    candidates = annotation.log.instances[contrary].candidates
+    for person, order in (("ann", by_ann[contrary]), ("ben", by_ben[contrary])):
+        ranked = [candidates[each] for each in order]
+        pairs = list(combinations(ranked, 2))
+        assert upheld[person] == (sum(tiers.index(one) < tiers.index(other) for one, other in pairs), 3)
     annotation.undo("fay", request=request())
     assert annotation.disputed() == [contrary, misfit]
     assert f'value="{NONE_FITS}"' in (PAGE / "index.html").read_text()
@@ -284,7 +295,7 @@ def test_changed_questions_and_missing_images_are_refused(annotation):
         annotation.start([])
 
 
-@pytest.mark.parametrize("names", [([], []), (["admin"], []), (["a/b"], []), (["ann"], ["ann"])])
+@pytest.mark.parametrize("names", [([], []), (["admin"], []), (["a/b"], []), (["ann"], ["ann"]), (["ann", "Ann"], [])])
 def test_a_start_that_fails_writes_nothing(dataset, names):
     annotation = Annotation(dataset(2, 2))
     with pytest.raises(ValueError):  # noqa: PT011 - each its own

@@ -35,7 +35,7 @@ def test_majority_over_annotators_and_ties_dropped():
     pairs, balance = label_pairs(answers)
     # a: 2 Yes. d: 2 No. c: 1 Yes, 1 No, so it is dropped. b: no vote.
     assert {shown(pair): pair.consistent for pair in pairs} == {frozenset("ra"): True, frozenset("rd"): False}
-    assert balance == {"votes": 4, "yes": 1, "no": 1, "undecided": 1}
+    assert balance == {"votes": 4, "yes": 1, "no": 1, "contradicted": 0, "undecided": 1}
 
 
 def test_the_share_of_pairs_in_the_same_order_by_hand():

@@ -136,13 +136,15 @@ class Annotation:
         of_command = {*annotators, *adjudicators}
         answered = {person for person, _ in log.answers}
         role_of = {name: role for name, role in log.people.items() if not of_command or name in of_command | answered}
+        spelling = {ADMIN: "the administrator"} | {name.casefold(): name for name in role_of}
         names_of_role: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
         for role, names in names_of_role.items():
             for name in names:
                 safe_name(name)
-                # One role per name: an adjudicator must not decide on their own rankings.
-                if name == ADMIN or role_of.setdefault(name, role) != role:
-                    raise ValueError(f"{name!r} has another part already; give the {role} another name")
+                # One role and spelling per person: an adjudicator must not decide on their own rankings.
+                taken = spelling.setdefault(name.casefold(), name)
+                if taken != name or role_of.setdefault(name, role) != role:
+                    raise ValueError(f"{taken!r} has another part already; give the {role} {name!r} another name")
         ranking = sorted(name for name, role in role_of.items() if role == "annotator")
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
@@ -271,20 +273,24 @@ class Annotation:
     def summary(self) -> dict[str, Any]:
         """Describe everybody's progress and agreement, for the administrator."""
         log = self.log
-        shares = alike_pairs(log.rankings())
+        rankings = log.rankings()
+        shares = alike_pairs(rankings)
+        upheld = alike_pairs(rankings, decided=True)
         people = []
         for name, role in log.people.items():
-            ranked = [event for event in log.of(name) if event.kind == "rank"]
+            done = log.of(name)
+            ranked = [event for event in done if event.kind == "rank"]
             controls = [event for event in ranked if log.instances[event.instance].is_control]
-            alike, compared = shares.get(name, (0, 0))
             people.append(
                 {
                     "name": name,
                     "role": role,
                     "controls": len(controls),
                     "passed": sum(map(log.passed, controls)),
-                    "alike": alike,
-                    "compared": compared,
+                    "alike": shares.get(name, (0, 0)),
+                    "upheld": upheld.get(name, (0, 0)),
+                    "times": [event.at for event in done],
+                    "reasons": [event.reason for event in done if event.reason],
                     **self.progress(name),
                 }
             )

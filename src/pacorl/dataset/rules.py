@@ -34,17 +34,20 @@ def tier_of(answer: Ranking) -> dict[str, int]:
     return {name: number for number, tier in enumerate(answer.tiers) for name in tier}
 
 
-def alike_pairs(answers: Iterable[Ranking]) -> dict[str, tuple[int, int]]:
-    """Compare each person with everybody who ranked the same instances.
+def alike_pairs(answers: Iterable[Ranking], *, decided: bool = False) -> dict[str, tuple[int, int]]:
+    """Compare each person with everybody who ranked the same instances, or with their decisions.
 
     Returns:
         Person → the number of pairs of candidates in the same order, of which chance gives half, and of all pairs that
-        both order. Neither a tie nor a decision, which is no second opinion, counts.
+        both order. A tie does not count.
     """
     orders: dict[str, list[bool]] = defaultdict(list)
-    by_instance = grouped((answer.instance, answer) for answer in answers if not answer.adjudicated)
+    by_instance = grouped((answer.instance, answer) for answer in answers)
     for rankings in by_instance.values():
         for one, other in combinations(rankings, 2):
+            # A decision is no second opinion.
+            if (one.adjudicated or other.adjudicated) != decided:
+                continue
             tiers_a, tiers_b = tier_of(one), tier_of(other)
             for first, second in combinations(tiers_a, 2):
                 order = (tiers_a[first] - tiers_a[second]) * (tiers_b[first] - tiers_b[second])
@@ -79,23 +82,25 @@ def label_pairs(answers: Sequence[Ranking]) -> tuple[list[Comparison], dict[str,
     It also outvotes the instance that has the same pair from the other side.
 
     Returns:
-        The pairs, whose images are named as in the rankings, and counts of votes and labels. `undecided` pairs have
-        votes and no majority.
+        The pairs, whose images are named as in the rankings, and counts of votes and labels. `contradicted` pairs have
+        counted votes for both labels, of people or of both directions; `undecided` ones have votes and no majority.
     """
     final = final_answers(answers)
     decisions = [answer for answer in final if answer.adjudicated]
     votes = _votes(answer for answer in final if not answer.adjudicated) | _votes(decisions)
     # Sorted, so that the pairs do not depend on the order in which people answered.
     pairs = []
+    contradicted = 0
     for key in sorted(votes):
         yes = sum(pair.consistent for pair in votes[key])
         no = len(votes[key]) - yes
+        contradicted += bool(yes and no)
         if yes != no:
             pairs.append(replace(votes[key][0], consistent=yes > no))
 
     yes_count = sum(pair.consistent for pair in pairs)
     counts = {"votes": sum(map(len, votes.values())), "yes": yes_count, "no": len(pairs) - yes_count}
-    return pairs, counts | {"undecided": len(votes) - len(pairs)}
+    return pairs, counts | {"contradicted": contradicted, "undecided": len(votes) - len(pairs)}
 
 
 def _votes(answers: Iterable[Ranking]) -> dict[str, list[Comparison]]:

@@ -16,18 +16,24 @@ async function look() {
 }
 
 function show({ people, disputed }) {
-  const [alike, compared] = ["alike", "compared"].map((count) => people.reduce((sum, one) => sum + one[count], 0));
+  const [alike, compared] = [0, 1].map((count) => people.reduce((sum, one) => sum + one.alike[count], 0));
   const agreement = compared ? `Of the pairs of images that two people ordered, ${percent(alike / compared)} are in the same order; 50 % is chance.` : "No two people have ranked the same question yet.";
   $("agreement").textContent = `${agreement} ${disputed} questions wait to be settled by a person of --adjudicators.`;
-  fill($("people"), people.map((one) => [one.name, one.role, `${one.ranked + one.skipped} of ${one.total}`, one.skipped,
-    one.controls ? `${one.passed} of ${one.controls}` : "–",
-    one.compared ? `${one.alike} of ${one.compared} pairs, ${percent(one.alike / one.compared)}` : "–"]));
+  fill($("people"), people.map((one) => [one.name, one.role, `${one.ranked + one.skipped} of ${one.total}`,
+    [...new Set(one.reasons)].map((reason) => `${one.reasons.filter((each) => each === reason).length} × ${reason}`).join("; ") || "–",
+    median(one.times.slice(1).map((time, index) => time - one.times[index]).sort((a, b) => a - b)),
+    one.controls ? `${one.passed} of ${one.controls}` : "–", pairs(one.alike), pairs(one.upheld)]));
 }
 
+const median = (sorted) => sorted.length ? sorted[sorted.length >> 1].toFixed(1) : "–";
+const pairs = ([alike, compared]) => compared ? `${alike} of ${compared} pairs, ${percent(alike / compared)}` : "–";
+
 function fill(body, rows) {
+  const labels = document.querySelectorAll("th");
   body.replaceChildren(...rows.map((cells) => {
     const row = document.createElement("tr");
     row.append(...cells.map((text) => Object.assign(document.createElement("td"), { textContent: text })));
+    row.childNodes.forEach((cell, column) => { cell.dataset.label = labels[column].textContent; });
     return row;
   }));
 }
