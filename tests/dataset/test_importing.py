@@ -89,7 +89,7 @@ def test_everybodys_file_has_votes_about_the_same_pairs(mine, tmp_path: Path) ->
     (theirs / "ben.csv").write_text("\n".join(["reference,candidates,annotator", *rows]))
     both = [source, theirs / "ben.csv"]
     counts = export(tmp_path, rankings=both, test_share=0.5)
-    assert counts["balance"] == {"votes": 10, "yes": 2, "no": 2, "undecided": 2}
+    assert counts["balance"] == {"votes": 10, "yes": 2, "no": 2, "contradicted": 2, "undecided": 2}
     assert [split["groups"] for split in counts["splits"].values()] == [1, 1]
     assert counts["alike"] == dict.fromkeys(("ann", "ben"), "3 of 6 pairs")
     # The page asked one question of Ben's about images of the folder.
@@ -110,4 +110,31 @@ def test_a_person_answers_a_question_about_images_once(mine, tmp_path: Path) -> 
     # Who ranks otherwise is another person, and needs a name.
     mine(line(0), "0/0.png,0/3.png | 0/2.png | 0/1.png,,")
     with pytest.raises(ValueError, match=r"rankings\.csv:3: unnamed ranked the same .*csv:2; take .*annotator"):
+        export(tmp_path, rankings=[source])
+
+
+def test_groups_are_told_apart_by_images_and_names_and_not_by_files(mine, tmp_path: Path) -> None:
+    """Two folders with rankings.csv have other images under the same paths; a named group is one in both."""
+    source = mine(line(0), line(1))
+    theirs = shutil.copytree(tmp_path / "mine", tmp_path / "theirs")
+    for path in theirs.rglob("*.png"):
+        Image.open(path).transpose(Image.Transpose.ROTATE_90).resize((9, 9)).save(path)
+    both = [source, theirs / "rankings.csv"]
+    counts = export(tmp_path, rankings=both, test_share=0.5)
+    assert [split["groups"] for split in counts["splits"].values()] == [2, 2]
+    for name in ("one.csv", "two.csv"):
+        own = tmp_path / ("mine" if name == "one.csv" else "theirs") / name
+        own.write_text("reference,candidates,group\n0/0.png,0/1.png | 0/2.png,fox\n1/0.png,1/1.png | 1/2.png,owl\n")
+    counts = export(tmp_path, rankings=[tmp_path / "mine/one.csv", theirs / "two.csv"], test_share=0.5)
+    assert [split["groups"] for split in counts["splits"].values()] == [1, 1]
+    for split in ("train", "test"):
+        assert len(comparisons_from(f"{tmp_path}/export/consistency_{split}.jsonl")) == 4
+
+
+def test_all_faults_are_named_at_once(mine, tmp_path: Path) -> None:
+    source = mine("0/0.png,0/1.png,,", ",0/1.png | 0/2.png,,", line(1), "0/0.png")
+    with pytest.raises(ValueError, match=r"(?s)rankings\.csv:2: .*rankings\.csv:3: reference: is empty .*\.csv:5: "):
+        export(tmp_path, rankings=[source])
+    mine(line(0, ",ann"), "0/0.png,0/9.png | 0/1.png,,", line(1, ",Ann"))
+    with pytest.raises(ValueError, match=r"(?s)rankings\.csv:3: .*9\.png .*rankings\.csv:4: 'Ann' is written 'ann'"):
         export(tmp_path, rankings=[source])

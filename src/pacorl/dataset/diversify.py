@@ -7,7 +7,6 @@ than d, and none can be added (Halldórsson & Radhakrishnan 1997); d is the larg
 Distance is 1 − cosine of TF-IDF vectors. N prompts, C dimensions.
 """
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,15 +18,12 @@ from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import JsonObject, write_jsonl
 from pacorl.io.terminal import Progress, silent
 
-logger = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]
 """(N, C), each row of length 1."""
 
 DIMENSIONS = 128
 HALVINGS = 24
 """Halvings of [0, 2] give the distance to 1e-7, below the resolution of float32 cosines."""
-MANY = 20_000
-"""Prompts above which the cost is announced."""
 
 
 def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = silent) -> JsonObject:
@@ -47,10 +43,6 @@ def diversify(folder: Path, *, number: int, seed: int = 0, progress: Progress = 
     if finished is not None:
         return finished
     records = read_prompts(source)
-    if len(records) > MANY:
-        # A core compares a billion pairs of prompts a minute, and a pair takes 5 bytes.
-        billions = len(records) ** 2 / 1e9
-        logger.warning("%d prompts take about %.0f minutes and %.0f GB", len(records), billions, 5 * billions)
     vectors_NC = embedded([record.prompt.text for record in records], seed=seed)
     progress(1, 2)
     selected = sorted(independent_set(vectors_NC, number))

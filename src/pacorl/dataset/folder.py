@@ -59,6 +59,8 @@ class Instance:
 
 def read_prompts(path: Path) -> list[PromptRecord]:
     """Read prompts. Raises ValueError as `load_prompts`, and if an idx is missing, repeated or no file name."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; run `pacorl dataset prompts`, or put prompts of your own there")
     records = []
     for prompt, row in zip(load_prompts(path), read_jsonl(path), strict=True):
         with blamed_on(f"{prompt.origin}: idx"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from pacorl.io.documents import JsonObject, as_read_back, read_object, typed, write_json
+from pacorl.io.documents import JsonObject, as_read_back, blamed_on, read_object, typed, write_json
 from pacorl.io.files import digest, sweep
 
 
@@ -59,10 +59,8 @@ class DatasetStep:
         # A damaged manifest must not pass for unfinished work, which would be done over.
         if not self.path.is_file():
             return None
-        try:
+        with blamed_on(f"{self.path} is no manifest; delete it to do the step again"):
             return typed(read_object(self.path), Manifest)
-        except ValueError as error:
-            raise ValueError(f"{self.path} is no manifest ({error}); delete it to do the step again") from None
 
     def finish(self, *, outputs: Sequence[Path], counts: JsonObject) -> JsonObject:
         """Write the manifest and return the counts."""

@@ -36,6 +36,11 @@ MAX_YAML_BYTES = 2**20
 SHOWN = 300
 """Characters of a refused value that a message shows."""
 FAULTS = {
+    "missing": "is missing",
+    "string_too_short": "is empty",
+    "string_type": "must be a text",
+    "dict_type": "must be a mapping of keys",
+    "list_type": "must be a list",
     "tuple_type": "give a list in brackets, as [1, 2] or [{name: …}]",
     "extra_forbidden": "unknown key; take it out, or correct its spelling",
 }
@@ -114,12 +119,14 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def blamed_on(location: object) -> Iterator[None]:
-    """Prefix a ValueError's message with `location`: a file and line, or a record."""
+def blamed_on(location: object, faults: list[str] | None = None) -> Iterator[None]:
+    """Prefix a ValueError's message with `location`, a file and line, or a record; raise it, or add it to `faults`."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{location}: {error}") from None
+        if faults is None:
+            raise ValueError(f"{location}: {error}") from None
+        faults.append(f"{location}: {error}")
 
 
 def typed(document: Any, kind: type[Item]) -> Item:

@@ -31,6 +31,8 @@ from pacorl.io.documents import JsonObject, blamed_on, numbered_lines, parse_obj
 from pacorl.records.fields import Criteria, Name, Text, validated
 
 EXAMPLE = "reference,candidates,theme"
+MOST_FAULTS = 20
+"""Faults of a file that one message names."""
 TIE = re.compile(r"(?<=\s)=(?=\s)")
 """Requires spaces: file names such as seed=3.png are common."""
 # People number their groups and ids, and JSON then has numbers.
@@ -108,7 +110,7 @@ def load_rankings(path: str | Path) -> list[Ranking]:
     """Read every ranking of a .jsonl, or of a file of any other name as CSV; images are not opened.
 
     Raises:
-        ValueError: naming file, line, fault and fix.
+        ValueError: naming file, line, fault and fix, with a line for each of the first faults.
 
     Example:
         for ranking in load_rankings("examples/rankings/rankings.csv"):
@@ -116,8 +118,10 @@ def load_rankings(path: str | Path) -> list[Ranking]:
     """
     path = Path(path)
     rankings = []
-    for line, record in numbered_lines(read_text(path)) if path.suffix.lower() == ".jsonl" else _csv_records(path):
-        with blamed_on(f"{path}:{line}"):
+    faults: list[str] = []
+    is_jsonl = path.suffix.lower() == ".jsonl"
+    for line, record in numbered_lines(read_text(path)) if is_jsonl else _csv_records(path, faults):
+        with blamed_on(f"{path}:{line}", faults):
             row = validated(parse_object(record) if isinstance(record, str) else record, RankingRecord)
             images = [row.reference, *chain.from_iterable(row.candidates)]
             for name in images:
@@ -126,13 +130,15 @@ def load_rankings(path: str | Path) -> list[Ranking]:
                     raise ValueError(f"{name!r} is named twice; name the reference and each candidate once")
             fields = row.model_dump(exclude={"candidates"})
             rankings.append(Ranking(str(line), tiers=tuple(row.candidates), own_group=bool(row.group), **fields))
+    if faults:
+        raise ValueError("\n  ".join(faults[:MOST_FAULTS]))
     if not rankings:
         raise ValueError(f"{path}: holds no rankings; give one a line, below a header such as {EXAMPLE} in a CSV")
     return rankings
 
 
-def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
-    """Yield the records under the header in the form of the JSONL's."""
+def _csv_records(path: Path, faults: list[str]) -> Iterator[tuple[int, JsonObject]]:
+    """Yield the records under the header in the form of the JSONL's; lines that are none become faults."""
     text = read_text(path)
     # Spreadsheets of countries with decimal commas separate columns by semicolons.
     separator = max(",;\t", key=text.partition("\n")[0].count)
@@ -148,9 +154,9 @@ def _csv_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
             # The reader's marks of surplus and of missing cells.
             if None in (*row, *row.values()):
                 fix = f"separate them by {separator!r}, quote one that holds it, and separate candidates by ' | '"
-                raise ValueError(f"{path}:{rows.line_num}: a cell for each column is needed; {fix}")
-            if any(row.values()):
+                faults.append(f"{path}:{rows.line_num}: a cell for each column is needed; {fix}")
+            elif any(row.values()):
                 tiers = row["candidates"].split("|") if row["candidates"] else []
                 yield rows.line_num, {**row, "candidates": [TIE.split(tier) for tier in tiers]}
     except csv.Error as error:
-        raise ValueError(f"{path}:{rows.line_num + 1}: not valid CSV ({error})") from None
+        faults.append(f"{path}:{rows.line_num + 1}: not valid CSV ({error})")
