@@ -59,13 +59,18 @@ def test_the_words_have_the_paired_difference(
 ) -> None:
     given = pairs(tmp_path, prompts=prompts)
     summary = evaluate(tmp_path, given, answers(given, right=before), answers(given, right=after, seed=1))
-    line, *few = summary["verdict"]
-    assert ["too few" in each for each in few] == [True] * (prompts < 8) + [False] * (after == 0.5)
-    assert line.startswith(f"{6 * prompts} held-out pairs of {prompts} prompts")
-    assert "accuracy 0." in line
-    assert words in line
-    assert (" to " in line) == (prompts == 12)  # few prompts give no interval
-    assert f'<div class="verdict"><p>{line}</p>' in write_report(tmp_path).read_text("utf-8").replace("&lt;", "<")
+    line, accuracy, auc, *few = summary["verdict"]
+    assert ["are too few: an accuracy is uncertain by ±0.16 or more" in each for each in few] == [True] * (prompts < 8)
+    # Few pairs give no verdict, however much better the answers look.
+    is_better = words == ", +0." and not few
+    assert ("better than before training by +0." in line, "not shown" in line) == (is_better, not is_better)
+    assert f"on {6 * prompts} pairs of {prompts} prompts" in line
+    assert words in accuracy
+    assert "commoner label alone has 0.500" in accuracy
+    assert auc.startswith("AUC 0.")
+    assert (" to " in accuracy) == (prompts == 12)  # few prompts give no interval
+    page = write_report(tmp_path).read_text("utf-8")
+    assert f'<div class="verdict"><p>{line}</p>' in page
 
 
 def test_answers_to_other_pairs_are_not_compared(tmp_path: Path) -> None:
@@ -76,7 +81,7 @@ def test_answers_to_other_pairs_are_not_compared(tmp_path: Path) -> None:
     now.measure(dict(enumerate([0.4] * 2 * len(new))), 20)
     summary = now.summary()
     assert (summary["before"], summary["difference"]) == ({}, {})
-    assert "before" not in summary["verdict"][0]
+    assert "from before" not in summary["verdict"][1]
 
 
 def test_runs_with_different_test_data_are_told_apart(tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ from pacorl.types import Comparison
 BEFORE, AFTER = SIDES = ("before", "after")
 DRAWS = 1000
 ACCURACY = "decision_accuracy"
-CHANCE = 0.5
-"""AUC of answers that do not depend on the pair."""
 
 
 class HeldOut:
@@ -69,19 +67,31 @@ class HeldOut:
         before, after = (self._intervals(side) for side in SIDES)
         changes = {name: difference(before[name], after[name]) for name in after if before}
         pairs, groups = len(self.groups), len(set(self.groups))
-        line = f"{pairs} held-out pairs of {groups} prompts or first images"
-        for name, words in ((ACCURACY, "accuracy"), ("auc", "AUC")):
-            # Pairs of one label have no AUC.
-            if name in after and not isnan(after[name].mean):
-                line += f"; {words} {after[name].mean:.3f}"
-                if changes:
-                    line += f", {changes[name].text(signed=True)} from before training"
-        verdict = [f"{line}."]
-        if pairs < FEWEST or groups < FEWEST_FOR_INTERVAL:
-            verdict.append(f"Fewer than {FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts are too few for a conclusion.")
-        auc = after.get("auc")
-        if auc and (auc.mean if auc.low is None else auc.low) <= CHANCE:
-            verdict.append(f"AUC {auc.text()} may be chance, which has 0.5; train on more pairs, or on clearer ones.")
+        few = pairs < FEWEST or groups < FEWEST_FOR_INTERVAL
+
+        # Each figure with its difference and its yardstick.
+        texts = {name: interval.text() for name, interval in after.items()}
+        for name, change in changes.items():
+            texts[name] += f", {change.text(signed=True)} from before"
+        words = "not shown to be better than before training"
+        gain = changes.get(ACCURACY)
+        if gain and (gain.low or 0) > 0 and not few:
+            words = f"better than before training by {gain.text(signed=True)} of accuracy"
+        commoner = max(self.label_N.mean(), 1 - self.label_N.mean())
+        verdict = [
+            f"The judge is {words}, on {pairs} pairs of {groups} prompts or first images that it was not trained on.",
+            f"Accuracy {texts[ACCURACY]}; the commoner label alone has {commoner:.3f}, and a good judge the share of "
+            "pairs that two people order alike.",
+        ]
+        # Pairs of one label have no AUC.
+        if not isnan(after["auc"].mean):
+            verdict.append(f"AUC {texts['auc']}; chance has 0.5.")
+        if few:
+            # The interval of one half over independent pairs; those of one group are not.
+            least = f"{FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts"
+            verdict.append(
+                f"Fewer than {least} are too few: an accuracy is uncertain by ±{0.98 / pairs**0.5:.2f} or more."
+            )
         return {
             "held_out_pairs": pairs,
             "held_out_digest": self.digest,
