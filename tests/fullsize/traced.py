@@ -107,6 +107,7 @@ def run_of(recipe: str, folder: Path, *, units: int, overrides: Sequence[str]) -
         f"prompts.evaluation={prompts}",
         "prompts.evaluation_limit=4",  # of whose panels a judge takes as many questions at a time as of more
         f"out={folder / 'run'}",
+        "processes=1",  # as the run has
         "epochs=1",
         f"prompts_per_epoch={config.optimizer.updates_per_epoch}",
         f"group_size={max(config.sampling.batch, 2 if config.sampling.tree.seeds is None else 4)}",
@@ -230,17 +231,18 @@ def trace(recipe: str, folder: Path, *, units: int, overrides: Sequence[str] = (
     with pretended_run() as card:
         run = PolicyTrainer(config)
         run.run_epoch()
+        decoding = card.peaks["decode"]
         run.evaluate()  # with AdamW's moments beside it, as all but the first
         run.save()
         run.close()
 
     peaks = card.peaks
-    # A judge that works beside the sampling adds its own.
+    # A judge adds its own beside an epoch's sampling; an evaluation is judged when all of it is sampled.
     beside = card.rises["judge"] if config.memory == "normal" else 0
     found = {
         "encode": max(peaks["load"], peaks["encode"]),
-        "sample": max(peaks["sample"], peaks["evaluation/sample"]) + beside,
-        "decode": peaks["decode"] + beside,
+        "sample": max(peaks["sample"] + beside, peaks["evaluation/sample"]),
+        "decode": max(decoding + beside, peaks["decode"]),
         "score": max(peaks["score"], peaks["judge"]),
         "train": peaks["train"],
     }
