@@ -13,6 +13,7 @@ from PIL import Image
 from toy_world import toy_config, toy_world
 
 from pacorl.config.reward_section import RewardConfig
+from pacorl.grpo import evaluate
 from pacorl.grpo.evaluate import weighted_reward
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.adapters import adapter_state
@@ -98,6 +99,40 @@ def test_every_evaluation_starts_from_the_same_noise(training: PolicyTrainer, mo
             training.evaluate()
         starts.append(seen.seeds)
     assert starts[0] == starts[1]
+
+
+def test_a_rank_s_padding_is_sampled_by_itself_and_not_scored(
+    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [(prompt, index) for prompt in training.evaluation_prompts for index in range(2)][:5]
+    scored: list[evaluate.Job] = []
+    batches: list[list[int]] = []
+    noise, score = training.policy.noise, evaluate.score_images
+
+    def drawn(seeds: Sequence[int], size: Size) -> torch.Tensor:
+        batches.append([*seeds])
+        return noise(seeds, size)
+
+    def judged(
+        trainer: PolicyTrainer, jobs: Sequence[evaluate.Job], images: Sequence[Image.Image]
+    ) -> list[evaluate.EvaluatedSample]:
+        scored.extend(jobs)
+        return score(trainer, jobs, images)
+
+    monkeypatch.setattr(training.policy, "noise", drawn)
+    monkeypatch.setattr(evaluate, "score_images", judged)
+    # The second of two ranks has the last batch, of one image, and then nothing while the first has another.
+    monkeypatch.setattr(training.runtime, "shard", lambda batches: [(2, batches[2]), (-1, batches[0])])
+    samples = evaluate.sample_and_score(training, jobs, lambda done: None)
+    assert [(sample.prompt, sample.index) for sample in samples] == scored == jobs[4:]
+    assert batches == [
+        [evaluate.noise_seed(training.config.seed, job) for job in batch] for batch in (jobs[4:], jobs[:2])
+    ]
+
+    # A rank without any batch calls no reward.
+    monkeypatch.setattr(training.runtime, "shard", lambda batches: [(-1, batches[0])])
+    assert not evaluate.sample_and_score(training, jobs, lambda done: None)
+    assert len(scored) == 1
 
 
 def test_a_weighted_reward_that_lacks_a_score_is_missing() -> None:

@@ -121,33 +121,36 @@ def sample_and_score(
     size = Size(*config.evaluation.size)
     most = trainer.config.evaluation.batch
 
-    # 1. Cut batches, then shard them, so that batches do not depend on the number of processes.
-    batches = forward_batches(trainer.policy, [prompt for prompt, _ in jobs], size=size, batch=most)
-    numbered = runtime.shard(batches)
-    own_jobs = [jobs[row] for _, batch in numbered for row in batch]
-    # A negative number marks padding, so that all ranks have as many forwards: its results are dropped.
-    rows = [row if number >= 0 else -1 for number, batch in numbered for row in batch]
-
-    # 2. Sample.
     def count_batch(size: int) -> None:
         advance(size)
         runtime.check_stop()
 
-    images = sample_images(
-        trainer.policy,
-        [prompt for prompt, _ in own_jobs],
-        sampler=Sampler(size=size, steps=config.evaluation.steps),
-        cache=trainer.cache,
-        seeds=[noise_seed(config.seed, job) for job in own_jobs],
-        batch=most,
-        progress=count_batch,
-    )
+    # 1. Cut batches, then shard and sample them, so that batches do not depend on the number of processes.
+    rows: list[int] = []
+    images: list[Image] = []
+    batches = forward_batches(trainer.policy, [prompt for prompt, _ in jobs], size=size, batch=most)
+    for number, batch in runtime.shard(batches):
+        sampled = sample_images(
+            trainer.policy,
+            [jobs[row][0] for row in batch],
+            sampler=Sampler(size=size, steps=config.evaluation.steps),
+            cache=trainer.cache,
+            seeds=[noise_seed(config.seed, jobs[row]) for row in batch],
+            batch=most,
+            progress=count_batch,
+        )
+        # A negative number marks padding, so that all ranks have as many forwards: nothing is asked about its images.
+        if number >= 0:
+            rows += batch
+            images += sampled
 
-    # 3. Score.
+    # 2. Score.
     def scored() -> dict[int, EvaluatedSample]:
+        if not rows:
+            return {}
         with trainer.turns.scoring():
-            samples = score_images(trainer, own_jobs, images)
-        return {row: sample for row, sample in zip(rows, samples, strict=True) if row >= 0}
+            samples = score_images(trainer, [jobs[row] for row in rows], images)
+        return dict(zip(rows, samples, strict=True))
 
     return list(runtime.gather_rows(scored).values())
 
