@@ -54,7 +54,7 @@ def test_the_page_of_models_has_each_licence() -> None:
     text = (ROOT / "docs" / "models.md").read_text("utf-8")
     for kind, spec in POLICIES.items():
         identifier, name = spec.licence
-        row = rf"^\| `{kind}` \| `{spec.published}` \|.*`{name or identifier}`"
+        row = rf"^\| `{kind}` \| `{spec.published}` \|.*`{name or identifier}`{', gated' * spec.gated} \|"
         assert re.search(row, text, flags=re.MULTILINE), f"{kind}: {spec.published}, {name or identifier}"
 
 

@@ -84,6 +84,7 @@ def test_what_is_written_holds_together(job: str, kind: str, card: str) -> None:
     text = Path("my.yaml").read_text()
     assert len(text.splitlines()) <= 26
     assert max(map(len, text.splitlines())) <= 150
+    assert ("beside the paper's" in done.output) == (kind in ("flux", "kontext", "qwen_edit"))
 
     # A run of it would start: its prompts are read, its rewards suit them, and its samples divide.
     config = load(PolicyConfig, Path("my.yaml"))
@@ -123,8 +124,10 @@ def test_the_screen_shows_how_each_sentence_was_read() -> None:
     """A sentence without its number of pictures is one image, which a reward of one's own takes too."""
     Path("sets.txt").write_text("\n".join(["Three pictures of a fox: asleep, in snow, in a boat", "A bear", "A cat"]))
     shown = start("own", "klein").stdout
-    assert "1 as sets of 3 panels, the first sets.txt:1 'a fox | asleep | in snow | in a boat'" in shown
-    assert "2 as one image, the first sets.txt:2 'A bear'; if a set is meant (sets.txt:2, sets.txt:3), begin" in shown
+    read_as = [line.strip() for line in shown.partition("read as: ")[2].splitlines()[:6]]
+    assert read_as[:2] == ["1 as sets of 3 panels", "sets.txt:1 'a fox | asleep | in snow | in a boat'"]
+    assert read_as[2:5] == ["2 as one image", "sets.txt:2 'A bear'", "sets.txt:3 'A cat'"]
+    assert read_as[5].startswith("if a set is meant (sets.txt:2, sets.txt:3), begin")
 
 
 @pytest.mark.usefixtures("by_weights")

@@ -37,6 +37,7 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
     assert set(remedies) == {"prompts.train", "model.checkpoint", "judge.checkpoint", "adapter.start"}
     assert "`pacorl data t2is`" in remedies["prompts.train"]
     assert "`hf download black-forest-labs/FLUX.1-dev --include model_index.json" in remedies["model.checkpoint"]
+    assert "`hf auth login`, then `hf download" in remedies["model.checkpoint"]
     assert remedies["model.checkpoint"].endswith("`, 34 GB")
     assert remedies["judge.checkpoint"].endswith("`hf download X-GenGroup/PaCo-Reward-7B`, 17 GB")
     assert "folder runs/one/adapter/" in remedies["adapter.start"]

@@ -48,7 +48,7 @@ SERVED_JUDGE = "http://127.0.0.1:8000/v1#PaCo-Reward-7B"
 PUBLISHED_ROWS = {
     "flux": ("t2is data/T2IS-Bench --aesthetics", "0.490 → 0.576"),
     "kontext": ("gedit GEdit-Bench/en.jsonl", "5.956 → 6.469"),
-    "qwen_image_edit": ("gedit GEdit-Bench/en.jsonl", "7.223 → 7.325"),
+    "qwen_edit": ("gedit GEdit-Bench/en.jsonl", "7.223 → 7.325"),
 }
 """Benchmark of a kind of generator, and the paper's average before and after (arXiv 2512.04784, Tab. 3 and 4)."""
 LARGE = 15 * 10**9

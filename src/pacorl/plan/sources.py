@@ -193,5 +193,8 @@ def _absence(key: str, source: str, what: str, command: str, *, size: int = 0) -
     """Describe an absent checkpoint by the command that downloads it, and its bytes if they are known."""
     if Path(source).expanduser().exists() or not HUB_NAME.fullmatch(source.partition(":")[0]):
         return MissingFile(key, source, f"{what}: put it into the folder {source}, or name a model of the hub")
+    steps = f"`{command}`"
+    if source in [spec.published for spec in POLICIES.values() if spec.gated]:
+        steps = f"accept the licence at https://huggingface.co/{source}, `hf auth login`, then {steps}"
     known_size = f", {size / 10**9:.0f} GB" if size else ""
-    return MissingFile(key, source, f"{what}: `{command}`{known_size}", size)
+    return MissingFile(key, source, f"{what}: {steps}{known_size}", size)

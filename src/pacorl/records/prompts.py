@@ -42,6 +42,8 @@ FOREIGN = re.compile(r"^(?:#|//).*|(?:^|(?<=\s))--[A-Za-z][\w-]*")
 MARKED = re.compile(r"^(?:\d{1,3}[.)]|[-*•–])\s+(?=\S)")
 """Mark of a list at the beginning of a line: a number, or a bullet."""
 ONE_IMAGE = "as one image"
+SHOWN = 3
+"""Prompts of a kind that a plan shows."""
 ALL_QUOTED = re.compile(r"^[\"“]([^\"“”]+)[\"”]$")
 """A line in quotation marks, as tables write it."""
 
@@ -188,22 +190,24 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
 
 
 def kinds_of(prompts: Sequence[Prompt]) -> str:
-    """Count prompts by how they were read, with the first of each kind: sets by their panels, single images, edits."""
+    """Count prompts by how they were read, with a line for some of each kind: sets by their panels, images, edits."""
     kinds = grouped((_kind(prompt), prompt) for prompt in prompts)
-    counts = []
+    lines = []
     for kind, of_kind in kinds.items():
-        first = of_kind[0]
-        # A panel repeats the theme, for generators of separate images.
-        panels = [panel.removeprefix(f"{first.theme}, ") for panel in first.panels]
-        text = shorten(" | ".join([first.theme or first.text, *panels]), 200, placeholder=" …")
-        counts.append(f"{len(of_kind)} {kind}, the first {first.place} {text!r}")
+        shown = evenly_spread(of_kind, SHOWN)
+        lines.append(f"{len(of_kind)} {kind}{', such as' if len(shown) < len(of_kind) else ''}")
+        for prompt in shown:
+            # A panel repeats the theme, for generators of separate images.
+            panels = [panel.removeprefix(f"{prompt.theme}, ") for panel in prompt.panels]
+            text = shorten(" | ".join([prompt.theme or prompt.text, *panels]), 200, placeholder=" …")
+            lines.append(f"  {prompt.place} {text!r}")
     # A set whose number was not understood would train as one image, if its reward takes single images too.
     if ONE_IMAGE in kinds:
-        counts.append(
+        lines.append(
             f"if a set is meant ({places(kinds[ONE_IMAGE])}), begin with its number of pictures in English (four "
             "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
         )
-    return "; ".join(counts)
+    return "\n  ".join(lines)
 
 
 def _kind(prompt: Prompt) -> str:

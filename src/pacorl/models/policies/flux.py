@@ -102,5 +102,6 @@ FLUX = PolicySpec(
     distilled={"FLUX.1-schnell": "black-forest-labs/FLUX.1-dev"},
     parameters=11_901_408_320,
     licence=DEV_LICENCE,
+    gated=True,
     tiny="pacorl.tiny.generators:FLUX",
 )

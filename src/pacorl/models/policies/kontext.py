@@ -73,5 +73,6 @@ KONTEXT = PolicySpec(
     steps=28,
     parameters=11_901_408_320,
     licence=DEV_LICENCE,
+    gated=True,
     tiny="pacorl.tiny.generators:KONTEXT",
 )

@@ -79,4 +79,5 @@ SD3 = PolicySpec(
     distilled={"stable-diffusion-3.5-large-turbo": "stabilityai/stable-diffusion-3.5-large"},
     parameters=2_243_171_520,
     licence=("other", "stabilityai-ai-community"),
+    gated=True,
 )

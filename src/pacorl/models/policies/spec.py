@@ -92,6 +92,8 @@ class PolicySpec:
     """Parameters of the published transformer, as counted in its checkpoint, to verify the architecture."""
     licence: tuple[str, str] = ("", "")
     """Licence of the published checkpoint: the hub's identifier and, if that is "other", its name."""
+    gated: bool = False
+    """Whether the hub asks for a login and an accepted licence."""
     tiny: str = ""
     """Home of the fields of its committed checkpoint, `module:NAME`; empty if it has none."""
     distilled: Mapping[str, str] = field(default_factory=dict)
