@@ -106,6 +106,18 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
         starting_point(config, resume=True)
 
 
+def test_a_checkpoint_to_resume_from_is_chosen_by_the_folder_alone(tmp_path: Path) -> None:
+    """A path would count as True, and go on from the newest."""
+    config = run_at(tmp_path, keep_checkpoints=2)
+    for step in (1, 2):
+        saved(config, step, score=step / 10)
+    for given in ("auto", config.out / "checkpoints" / "step-000001"):
+        with pytest.raises(ValueError, match="resume=.*move the later ones out of .*checkpoints"):
+            starting_point(config, resume=given)  # type: ignore[arg-type]
+    (config.out / "checkpoints" / "step-000002").rename(tmp_path / "later")
+    assert starting_point(config, resume=True) == config.out / "checkpoints" / "step-000001"
+
+
 def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     saved(run_at(tmp_path), 1, score=0.5)

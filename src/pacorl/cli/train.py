@@ -134,14 +134,13 @@ def check_run(run: PolicyConfig, *, resume: bool) -> None:
             a run.
         OSError: if the folder cannot be written.
     """
-    from pacorl.io.files import check_no_run, check_writable
+    from pacorl.io.files import check_start, check_writable
     from pacorl.judge import check_judge
     from pacorl.rewards import asks_judge, check_rewards
     from pacorl.types import Size
 
     check_writable(run.out, folder=True)
-    if not resume:
-        check_no_run(run.out)
+    check_start(run.out, resume=resume)
     check_rewards(run.rewards)
     check_rewards(run.evaluation.rewards, key="evaluation.rewards")
 

@@ -36,7 +36,7 @@ from pacorl.io.files import (
     aside_of,
     check_digests,
     check_no_link,
-    check_no_run,
+    check_start,
     digests,
     flush_to_disk,
     flush_tree,
@@ -180,8 +180,7 @@ def starting_point(config: LoraConfig, *, resume: bool) -> Path | None:
     Raises:
         ValueError: if `out` holds a run but `resume` is false, or all checkpoints are damaged.
     """
-    if not resume:
-        check_no_run(config.out)
+    check_start(config.out, resume=resume)
     folder = config.out / "checkpoints"
     recover(folder)
     existing = checkpoints(folder)

@@ -106,8 +106,15 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
         raise OSError(errno.EACCES, "no folder that may be written; name another", str(above))
 
 
-def check_no_run(folder: Path) -> None:
-    """Raise ValueError if a folder holds a training run, of a generator or of a judge, or files with a run's names."""
+def check_start(folder: Path, *, resume: bool) -> None:
+    """Raise ValueError if `resume` is no bool, or a run that does not resume would find a run, or files of its names."""
+    if not isinstance(resume, bool):
+        raise ValueError(
+            f"resume={resume!r}: True goes on from the newest whole checkpoint of {folder}, and False starts a run; to "
+            f"go on from an earlier checkpoint, move the later ones out of {folder / 'checkpoints'}"
+        )
+    if resume:
+        return
     names = ("metrics.jsonl", "checkpoints", "config.yaml", "report.html", "summary.json", "leaks.txt")
     fix = "go on with --resume auto (in Python resume=True) if its run was stopped, or name another folder with out=…"
     check_new(*(folder / name for name in names), fix=fix)

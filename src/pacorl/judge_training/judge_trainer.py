@@ -28,7 +28,7 @@ from pacorl.io.documents import read_object, read_yaml, typed, write_json
 from pacorl.io.files import (
     aside_of,
     check_digests,
-    check_no_run,
+    check_start,
     disk_errors,
     open_aside,
     own_folder,
@@ -88,8 +88,7 @@ class JudgeTrainer:
         if not hasattr(modeling_utils, "slice_logits_to_keep"):
             raise ValueError(f"training a judge needs transformers 5.23, and this is {transformers_version}; update it")
         self.config = config
-        if not resume:
-            check_no_run(config.out)
+        check_start(config.out, resume=resume)
         existing = checkpoints(config.out / "checkpoints") if resume else []
         self.checkpoint = newest_whole(existing, check_whole) if existing else None
         """The checkpoint for resuming; None at the start."""
