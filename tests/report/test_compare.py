@@ -194,7 +194,7 @@ def test_agreement_across_sets_is_compared_by_the_log(tmp_path: Path) -> None:
     lines = write_comparison(runs)[1]
     assert lines == [
         "Agreement beyond chance (κ), two − one: +0.000, undecided",
-        "Monitor · across, two − one: +0.750, undecided",
+        "Agreement across sets, in training, two − one: +0.750, undecided",
     ]
 
 

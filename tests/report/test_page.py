@@ -164,6 +164,21 @@ def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
     assert measures == {"p_yes": 0.25, "consistency": 0.9}
 
 
+def test_the_plain_reward_is_one_line_with_the_judge_s_p_yes(tmp_path: Path) -> None:
+    """As by default; if it has no score where some pairs were judged, both are shown."""
+    records = [{"kind": "evaluation", "epoch": e, "consistency": 0.25, "p_yes": 0.25} for e in (0, 1)]
+    run = write_metrics(tmp_path / "run", *records)
+    for number in (0, 1):
+        write_evaluation(run, number, {1: 0.25, 2: 0.25}, scores={"consistency": 0.25 + 1e-9})
+    page = _page(run)
+    assert "as rewarded" not in page
+    assert "Images on each side: 2. Prompts: 2." in page
+    assert [list(chart.lines) for chart in charts(read_run(run))] == [["Consistency"]]
+    path = run / "samples" / "evaluation-000001.jsonl"
+    path.write_text(path.read_text().replace('"consistency": 0.25', '"consistency": null, "x": 0.25', 1))
+    assert [row.name for row in rows_of(read_run(run))][:2] == ["p_yes", "consistency"]
+
+
 @pytest.mark.parametrize("last", [{1: 0.35, 2: 0.5, 3: 0.15}, {1: 0.2, 2: 0.6}])
 def test_a_page_opens_on_the_median_change(run: Path, last: dict[int, float]) -> None:
     """Of two middle ones on the lower one, which is not called the median."""

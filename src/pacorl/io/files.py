@@ -107,7 +107,7 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
 
 
 def check_start(folder: Path, *, resume: bool) -> None:
-    """Raise ValueError if `resume` is no bool, or a run that does not resume would find a run, or files of its names."""
+    """Raise ValueError if `resume` is no bool, or a run that does not resume would find files of a run there."""
     if not isinstance(resume, bool):
         raise ValueError(
             f"resume={resume!r}: True goes on from the newest whole checkpoint of {folder}, and False starts a run; to "

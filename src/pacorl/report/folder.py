@@ -4,9 +4,10 @@ A last line without its line break is still being written and is left for the ne
 an error with file and line.
 """
 
+import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -28,7 +29,9 @@ from pacorl.types import Grid, Matrix
 Record = dict[str, Any]
 
 CONSISTENCY = "p_yes"
-"""The judge's mean P(Yes) over the pairs of panels of a set; the log's `consistency` is the reward."""
+"""The judge's mean P(Yes) over the pairs of panels of a set."""
+REWARDED = "consistency"
+"""What the reward makes of it."""
 REWARD = "reward"
 SINGLE = Grid(1, 1)  # for edits, and for samples whose log names no grid
 
@@ -176,6 +179,15 @@ def read_run(run: Path) -> RunFolder:
         samples=samples,
         leaks=read_text(leaks).strip() if leaks.is_file() else "",
     )
+
+
+def is_plain(samples: Iterable[Sample]) -> bool:
+    """Whether the reward of consistency is the judge's P(Yes) itself in each image, as by default: one measure."""
+    for sample in samples:
+        p_yes, rewarded = (sample.measures.get(name, math.nan) for name in (CONSISTENCY, REWARDED))
+        if not math.isclose(p_yes, rewarded, abs_tol=1e-6):
+            return False
+    return True
 
 
 def number(value: object) -> float | None:

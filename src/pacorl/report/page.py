@@ -20,7 +20,7 @@ from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image
 from pacorl.report.curves import charts
 from pacorl.report.figures import ShownImage, show
-from pacorl.report.folder import CONSISTENCY, REWARD, RunFolder, Sample, read_run
+from pacorl.report.folder import CONSISTENCY, REWARD, REWARDED, RunFolder, Sample, is_plain, read_run
 from pacorl.report.html import render
 from pacorl.report.results import INTERVAL_NOTE, pair_up, rows_of
 
@@ -145,7 +145,10 @@ class Set:
     def scores(self) -> list[tuple[str, list[float | None]]]:
         """(name, value of each side) of every score that an image has."""
         measures = [side.sample.measures for side in self.sides]
-        return [(name, [side.get(name) for side in measures]) for name in dict.fromkeys(chain(*measures))]
+        names = dict.fromkeys(chain(*measures))
+        if is_plain(side.sample for side in self.sides):
+            names.pop(REWARDED, None)
+        return [(name, [side.get(name) for side in measures]) for name in names]
 
     @property
     def wide(self) -> bool:
@@ -205,5 +208,7 @@ def gallery(sets: Sequence[Set], *, names: Sequence[str] = ("Before", "After")) 
         "measure": MEASURES[sets[0].measure if sets else CONSISTENCY],
         "lead": shown.get(median),
         "sets": list(shown.values()),
+        "images": len(sets),
+        "prompts": len({row.before.prompt_id for row in sets}),
         "is_ordered": bool(changes),
     }

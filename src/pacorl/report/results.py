@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from statistics import fmean
 
@@ -11,7 +12,7 @@ from pacorl.core.batches import grouped
 from pacorl.core.metric_names import SECONDS
 from pacorl.core.ranking import Interval, bootstrap, t_interval
 from pacorl.report.figures import MEANINGS, amount, label
-from pacorl.report.folder import Record, RunFolder, Sample, numbers
+from pacorl.report.folder import REWARDED, Record, RunFolder, Sample, is_plain, numbers
 
 Change = tuple[Interval, Interval, Interval]
 """Before, after, and after − before."""
@@ -141,6 +142,8 @@ def pair_up(first: Sequence[Sample], last: Sequence[Sample]) -> list[tuple[Sampl
 def compared(pairs: Sequence[tuple[Sample, Sample]]) -> list[Result]:
     """Compare every measure of paired images."""
     names = dict.fromkeys(name for first, _ in pairs for name in first.measures)
+    if is_plain(chain(*pairs)):
+        names.pop(REWARDED, None)
     rows = []
     for name in names:
         scored = [pair for pair in pairs if name in pair[0].measures and name in pair[1].measures]
