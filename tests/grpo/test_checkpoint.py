@@ -112,7 +112,7 @@ def test_a_checkpoint_to_resume_from_is_chosen_by_the_folder_alone(tmp_path: Pat
     for step in (1, 2):
         saved(config, step, score=step / 10)
     for given in ("auto", config.out / "checkpoints" / "step-000001"):
-        with pytest.raises(ValueError, match="resume=.*move the later ones out of .*checkpoints"):
+        with pytest.raises(ValueError, match=r"resume=.*move the later ones out of .*checkpoints"):
             starting_point(config, resume=given)  # type: ignore[arg-type]
     (config.out / "checkpoints" / "step-000002").rename(tmp_path / "later")
     assert starting_point(config, resume=True) == config.out / "checkpoints" / "step-000001"
