@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
@@ -174,15 +173,15 @@ def _stats(table: RewardTable, valid_B: Tensor, tamed_R: Tensor) -> dict[str, fl
 
     # Of each reward.
     scores = table.score_RB[:, valid_B]
-    deviation = partial(group_std, valid_B=valid_B[valid_B], group_B=table.group_B[valid_B])
     spread_R = coefficient_of_variation(scores)
     for name, score_B, spread, tamed in zip(table.names, scores, spread_R, tamed_R, strict=True):
+        std_B = group_std(score_B, valid_B[valid_B], table.group_B[valid_B])
         stats |= {
             f"reward/{name}/mean": float(score_B.mean()),
             f"reward/{name}/std": float(score_B.std(correction=0)),
             f"reward/{name}/cv": float(spread),
             f"reward/{name}/tamed": float(tamed),
-            f"reward/{name}/zero_std_groups": float((deviation(score_B) < ZERO_STD).double().mean()),
+            f"reward/{name}/zero_std_groups": float((std_B < ZERO_STD).double().mean()),
         }
     return stats
 

@@ -58,17 +58,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return (pinned(tensor) if device.type == "cuda" else tensor).to(device, non_blocking=device.type != APPLE)
 
 
-def queue_mark(device: torch.device) -> torch.cuda.Event | None:
-    """Mark a point of a CUDA device's queue, to be waited for; None elsewhere."""
-    import torch
-
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()
-    event.record()
-    return event
-
-
 def host_buffer(tensor: Tensor) -> Tensor:
     """Allocate host memory for copies of a tensor, pinned if it is on a CUDA GPU."""
     import torch

@@ -12,6 +12,7 @@ across the sets of one prompt separates learning from collapse.
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import combinations
 from math import ceil, comb
+from operator import itemgetter
 from random import Random
 from statistics import fmean, median
 from typing import TypeVar
@@ -82,7 +83,7 @@ def tied_groups(scores: Sequence[float | None]) -> list[list[int]]:
 
     groups: list[list[int]] = []
     lead = 0.0
-    for score, index in sorted(scored, key=lambda entry: -entry[0]):
+    for score, index in sorted(scored, key=itemgetter(0), reverse=True):
         # A tie is with the best of a group, so that a chain of near scores is no tie.
         if groups and lead - score < TIE:
             groups[-1].append(index)
@@ -179,7 +180,9 @@ def contrast_scores(
         scores_of_panel[second].append(score)
 
     scores: list[float | None] = []
-    for within_mean, across_mean in zip(map(whole_mean, within), map(whole_mean, across), strict=True):
+    for scores_within, scores_across in zip(within, across, strict=True):
+        within_mean = whole_mean(scores_within)
+        across_mean = whole_mean(scores_across)
         if within_mean is None or across_mean is None:
             scores.append(None)
         else:

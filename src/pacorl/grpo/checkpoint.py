@@ -10,6 +10,7 @@ failures that it survives.
 """
 
 import logging
+import math
 import re
 import shutil
 import time
@@ -268,13 +269,18 @@ def identities_of(
 
 
 def settle(checkpoint: Path, config: LoraConfig) -> None:
-    """Prune the checkpoints after the newest is written, and update adapter/.
+    """Prune the checkpoints after the newest is written, and update adapter/, in which a user's files stay.
 
     A kill may interrupt it, so a resumed run repeats it.
     """
     best = best_checkpoint(checkpoint.parent)
     prune(checkpoint.parent, keep=config.keep_checkpoints, newest=step_of(checkpoint), best=best)
-    publish(best if best and config.exports_best else checkpoint, config.out / "adapter")
+    exported = best if best and config.exports_best else checkpoint
+    folder = config.out / "adapter"
+    check_no_link(folder)
+    for path in sorted((exported / "lora").iterdir()):
+        with replacing(folder / path.name) as temporary:
+            shutil.copyfile(path, temporary)
 
 
 def best_checkpoint(folder: Path) -> Path | None:
@@ -282,22 +288,17 @@ def best_checkpoint(folder: Path) -> Path | None:
 
     Logs a warning for each damaged checkpoint.
     """
-    scores = {}
+    best: Path | None = None
+    highest = -math.inf
     for path in checkpoints(folder):
         try:
-            scores[path] = read_object(path / "state.json")["score"]
+            score = read_object(path / "state.json")["score"]
         except ValueError as fault:
             logger.warning("%s; it cannot be the best checkpoint", fault)
-    scored = [path for path, score in scores.items() if score is not None]
-    return max(reversed(scored), key=scores.__getitem__, default=None)
-
-
-def publish(checkpoint: Path, folder: Path) -> None:
-    """Copy a checkpoint's averaged adapter to `folder`, the newest adapter of the run. A user's files there stay."""
-    check_no_link(folder)
-    for path in sorted((checkpoint / "lora").iterdir()):
-        with replacing(folder / path.name) as temporary:
-            shutil.copyfile(path, temporary)
+            continue
+        if score is not None and score >= highest:
+            best, highest = path, score
+    return best
 
 
 def write_checkpoint(
@@ -317,7 +318,15 @@ def write_checkpoint(
         save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, aside / TENSORS)
         export(aside)
         write_json(aside / "state.json", as_read_back({**state, "files": digests(aside)}), mode=PRIVATE)
-        put_in_place(target)
+        # Content before names: after a power cut the renamed folder must not lack its content.
+        flush_tree(aside)
+        # By renames, so that a folder of that name is always complete.
+        replaced = target.with_name(f".{target.name}.replaced")
+        if target.exists():
+            target.rename(replaced)
+        aside.rename(target)
+        flush_to_disk(target.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else error
@@ -325,18 +334,6 @@ def write_checkpoint(
             f"checkpoint {target} could not be written ({reason}); earlier checkpoints are untouched, "
             "make room and go on with --resume auto"
         ) from error
-
-
-def put_in_place(target: Path) -> None:
-    """Rename the temporary folder to `target`, which it replaces, so that a folder of that name is always complete."""
-    replaced = target.with_name(f".{target.name}.replaced")
-    # Content before names: after a power cut the renamed folder must not lack its content.
-    flush_tree(aside_of(target))
-    if target.exists():
-        target.rename(replaced)
-    aside_of(target).rename(target)
-    flush_to_disk(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def recover(folder: Path) -> None:

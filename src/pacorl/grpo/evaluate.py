@@ -190,11 +190,15 @@ def keep_samples(
     logbook: Logbook, samples: Sequence[EvaluatedSample], *, epoch: int, rewards: Sequence[RewardConfig] = ()
 ) -> None:
     """Write the records and images of the evaluation after an epoch into the run's folder."""
-    name = f"evaluation-{epoch:06d}"
+    folder = f"evaluation-{epoch:06d}"
+    names = [f"{folder}/{at:04d}" for at in range(len(samples))]
     # zlib releases the GIL: a PNG of 1024² takes 0.2 to 0.6 s, during which the GPU idles.
     with ThreadPoolExecutor(available_cores()) as pool:
-        list(pool.map(lambda at: logbook.image(f"{name}/{at:04d}", samples[at].image), range(len(samples))))
-    logbook.records(name, [sample.record(f"{name}/{at:04d}.png", rewards) for at, sample in enumerate(samples)])
+        list(pool.map(logbook.image, names, [sample.image for sample in samples]))
+    records = []
+    for name, sample in zip(names, samples, strict=True):
+        records.append(sample.record(f"{name}.png", rewards))
+    logbook.records(folder, records)
 
 
 def noise_seed(seed: int, job: Job) -> int:

@@ -31,7 +31,7 @@ Scores = Mapping[int, Sequence[PanelScores]]
 MAX_MISSING = 0.2
 """Failure budget: the run saves and stops if a larger share of an epoch's scores is missing."""
 PER_CALL = 16
-"""Samples of a call of a judge on this GPU: with four, an H200 waits for the host in two thirds of the time."""
+"""Least samples of a call of a judge on this GPU: with four, an H200 waits for the host in two thirds of the time."""
 SENDERS = 16
 """Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests."""
 
@@ -90,14 +90,10 @@ class Scorer:
         self._draw = draw
         count = sum(len(rollout.row_B) for rollout in self._group)
         if count >= self.per_call and count % self.group_size == 0:
-            self._close_batch()
-            if self.overlap:
-                self._begin()
-
-    def _close_batch(self) -> None:
-        if self._group:
             self._waiting.append(self._group)
             self._group = []
+            if self.overlap:
+                self._begin()
 
     def _begin(self) -> None:
         """Call each reward for the rollouts that wait."""
@@ -127,7 +123,9 @@ class Scorer:
             CallTimeout: if a reward of this process does not return.
             Exception: raised by a reward or `check_stop`.
         """
-        self._close_batch()
+        if self._group:
+            self._waiting.append(self._group)
+            self._group = []
         self._begin()
         scores_of_row: dict[int, list[PanelScores]] = {}
         for rows, calls in self._batches:
@@ -149,11 +147,6 @@ class Scorer:
         if isinstance(getattr(reward, "judge", None), RemoteJudge):
             workers, seconds = self._remote, math.inf
         return partial(outcome_of, workers.submit(act), what, seconds=seconds, check_stop=self.check_stop)
-
-
-def samples_per_call(judge: JudgeSettings | None, *, device: torch.device) -> int:
-    """Return the least samples of a call: `PER_CALL` for a judge of this process on a GPU, else 1."""
-    return PER_CALL if device.type == "cuda" and judge is not None and not judge.remote else 1
 
 
 def overlaps(judge: JudgeSettings | None, *, device: torch.device) -> bool:

@@ -18,7 +18,7 @@ def check_unfinished(out: Path) -> None:
     """Raise ValueError unless a folder is free for a new run or holds an unfinished run."""
     if (out / SUMMARY).exists():
         raise ValueError(f"{out} holds a finished run, which is not replaced; name another folder with out=…")
-    begun = any((out / name).exists() for name in (".lock", "config.yaml"))
+    begun = (out / ".lock").exists() or (out / "config.yaml").exists()
     if not begun and out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} holds files that no run wrote; name another folder with out=…")
 
@@ -38,8 +38,11 @@ def free_folder(out: Path) -> Path:
 
 def checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints in a folder, oldest first."""
-    folders = [path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name)]
-    return sorted((path for path in folders if (path / "state.json").exists()), key=step_of)
+    folders = []
+    for path in folder.glob("step-*"):
+        if CHECKPOINT.fullmatch(path.name) and (path / "state.json").exists():
+            folders.append(path)
+    return sorted(folders, key=step_of)
 
 
 def step_of(path: Path) -> int:

@@ -28,7 +28,7 @@ from pacorl.grpo.monitor import Alarm, HackingMonitor
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import divide
-from pacorl.grpo.scoring import Scorer, overlaps, samples_per_call
+from pacorl.grpo.scoring import PER_CALL, Scorer, overlaps
 from pacorl.io.documents import JsonObject
 from pacorl.io.files import disk_errors, own_folder, write_atomic
 from pacorl.io.net import OUTAGE_SECONDS, UnreachableError
@@ -200,6 +200,7 @@ class PolicyTrainer:
         asking = (reward for reward in self.rewards.values() if isinstance(reward, Consistency))
         self.consistency = next(asking, Consistency(own_judge) if own_judge else None)
         """The reward of consistency, or one of the run's judge, which asks for the theme; None without a judge."""
+        has_own_judge = config.judge is not None and not config.judge.remote
         self.scorer = Scorer(
             self.rewards,
             # In turns the scorers are off the device during sampling.
@@ -208,7 +209,7 @@ class PolicyTrainer:
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.check_signal,
             group_size=config.group_size if config.whole_groups else 1,
-            per_call=samples_per_call(config.judge, device=device),
+            per_call=PER_CALL if has_own_judge and device.type == "cuda" else 1,
         )
         self._open.callback(self.scorer.close)
 
@@ -270,8 +271,11 @@ class PolicyTrainer:
 
         while not self.finished:
             metrics = self.run_epoch()
-            means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
-            self.progress.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
+            means = []
+            for name, value in metrics.items():
+                if name.endswith("/mean"):
+                    means.append(f"{name.split('/')[1]} {value:.3f}")
+            self.progress.epoch(self.epoch, note="  ".join(means))
             self._evaluate_if_due()
             self._save_if_due()
             self._raise_alarms()

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from operator import itemgetter
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -123,12 +124,13 @@ def read_p_yes(answer: Json, words: Sequence[Sequence[str]] = WORDS, *, ids: Tok
     sums = []
     for spellings, tokens in zip(words, ids or ((), ()), strict=True):
         names = {*spellings, *(f"token_id:{token}" for token in tokens)}
-        sums.append(_log_sum([value for name, value in entries if name in names]))
+        log_probs = [value for name, value in entries if name in names and value > FLOOR_LOGPROB]
+        sums.append(float(np.logaddexp.reduce(log_probs)))
     yes, no = sums
 
     # Their probabilities, if the list determines them.
     if max(yes, no) <= FLOOR_LOGPROB:
-        likeliest = max(entries, key=lambda entry: entry[1])[0]
+        likeliest, _ = max(entries, key=itemgetter(1))
         raise ServiceFault(
             f"neither Yes nor No is among the {len(entries)} tokens that the server listed, the likeliest is "
             f"{likeliest!r:.40}; a model that thinks first cannot judge"
@@ -172,10 +174,6 @@ def _entry(entry: Json) -> tuple[str, float]:
     if type(log_prob) not in (int, float) or not -math.inf < log_prob <= ROUNDING:
         raise ValueError(f"{log_prob!r:.40} is no log-probability")
     return str(entry["token"]), float(log_prob)
-
-
-def _log_sum(log_probs: Sequence[float]) -> float:
-    return float(np.logaddexp.reduce([value for value in log_probs if value > FLOOR_LOGPROB]))
 
 
 def _sigmoid(logit: float) -> float:

@@ -197,22 +197,13 @@ class LocalJudge:
         prompts = self.prompting.chat_prompts(questions)
         distinct = list(dict.fromkeys(prompts))
         logits = self._last_logits(distinct, torch.tensor([*self.yes_ids, *self.no_ids]))
-        p_yes = dict(zip(distinct, self._p_yes(logits).tolist(), strict=True))
-        return [Verdict(p_yes[prompt]) for prompt in prompts]
 
-    @property
-    def _forward_tokens(self) -> int:
-        """Most tokens of a forward of the language model."""
-        if self.model.device.type != "cpu":
-            return self.batch_tokens
-        return min(self.batch_tokens, CPU_TOKENS * torch.get_num_threads())
-
-    def _p_yes(self, logits: Tensor) -> Tensor:
-        """Compute P(Yes | Yes or No) from the logits of `yes_ids` and `no_ids`, in fp32 (fp64 for an fp64 model)."""
+        # P(Yes | Yes or No), in fp32, or fp64 for an fp64 model.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         yes, no = wide.split([len(self.yes_ids), len(self.no_ids)], dim=-1)
         logit_P2 = torch.stack([yes.logsumexp(-1), no.logsumexp(-1)], dim=-1)
-        return logit_P2.softmax(-1)[:, 0]
+        p_yes = dict(zip(distinct, logit_P2.softmax(-1)[:, 0].tolist(), strict=True))
+        return [Verdict(p_yes[prompt]) for prompt in prompts]
 
     @torch.inference_mode()
     def _last_logits(self, prompts: Sequence[ChatPrompt], columns: Tensor | slice) -> Tensor:
@@ -221,7 +212,10 @@ class LocalJudge:
         encoded = self.prompting.encode(prompts)
         feature_KND, runs = self.prompting.featured(encoded, batch_tokens=self.batch_tokens)
         forest = prefix_forest([run.symbol_N for run in runs])
-        hidden_PD = SharedForward(self.model, feature_KND, self._forward_tokens).answers(runs, forest)
+        batch_tokens = self.batch_tokens
+        if self.model.device.type == "cpu":
+            batch_tokens = min(batch_tokens, CPU_TOKENS * torch.get_num_threads())
+        hidden_PD = SharedForward(self.model, feature_KND, batch_tokens).answers(runs, forest)
         # Only `columns` are kept, so that memory never holds all rows of the vocabulary.
         return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
 

@@ -297,7 +297,7 @@ class SharedForward:
 
         mask = cache.close(batch, like=embedded_BQD)
         language = self.model.model.language_model
-        with nullcontext() if cache.keep else _mlp_at(language.layers[-1], ends_of(batch).to(device)):
+        with nullcontext() if cache.keep else _mlp_at_ends(language.layers[-1], batch, device):
             hidden_BQD: Tensor = language(
                 position_ids=position_3BQ.to(device),
                 attention_mask=mask,
@@ -308,16 +308,14 @@ class SharedForward:
         return hidden_BQD
 
 
-def ends_of(batch: Sequence[Node]) -> Tensor:
-    """Return (2, M): row and position of each node's last token, and of enough tokens before it for `LEAST_ROWS`."""
+@contextmanager
+def _mlp_at_ends(layer: Any, batch: Sequence[Node], device: torch.device) -> Iterator[None]:
+    """Restrict a decoder layer's MLP to the end of each node; it adds 0 elsewhere."""
+    # Row and position of each node's last token, and of enough tokens before it for `LEAST_ROWS`.
     length_B1 = torch.tensor([[len(node)] for node in batch])
     from_the_end_BQ = length_B1 - torch.arange(int(length_B1.max()))
-    return ((from_the_end_BQ > 0) & (from_the_end_BQ <= ceil(LEAST_ROWS / len(batch)))).nonzero().T
-
-
-@contextmanager
-def _mlp_at(layer: Any, at_2M: Tensor) -> Iterator[None]:
-    """Restrict a decoder layer's MLP to these tokens; it adds 0 elsewhere."""
+    is_end_BQ = (from_the_end_BQ > 0) & (from_the_end_BQ <= ceil(LEAST_ROWS / len(batch)))
+    at_2M = is_end_BQ.nonzero().T.to(device)
     shape: list[torch.Size] = []
 
     def gather(_: Any, arguments: tuple[Tensor, ...]) -> Tensor:

@@ -92,8 +92,11 @@ class Collator:
         if IMAGE_TAG not in question:
             question = IMAGE_TAG * len(comparison.images) + question
         content = []
-        for piece in filter(None, re.split(f"({IMAGE_TAG})", question)):
-            content.append({"type": "image"} if piece == IMAGE_TAG else {"type": "text", "text": piece})
+        for piece in re.split(f"({IMAGE_TAG})", question):
+            if piece == IMAGE_TAG:
+                content.append({"type": "image"})
+            elif piece:
+                content.append({"type": "text", "text": piece})
 
         # Each image's place in the chat is filled with as many tokens as it has.
         turns = [{"role": "user", "content": content}]
@@ -142,10 +145,13 @@ def load_data(config: JudgeConfig) -> JudgeData:
     """
     # The first process draws the pairs of the tiny world, for all processes to read.
     with processes().main_process_first():
-        read = partial(comparisons_from, scratch=config.out / "data")
-        train = [pair for source in config.data.train for pair in read(source)]
-        limit = config.data.evaluation_limit
-        evaluation = [pair for source in config.data.evaluation for pair in read(source, limit=limit)]
+        scratch = config.out / "data"
+        train: list[Comparison] = []
+        for source in config.data.train:
+            train += comparisons_from(source, scratch=scratch)
+        evaluation: list[Comparison] = []
+        for source in config.data.evaluation:
+            evaluation += comparisons_from(source, limit=config.data.evaluation_limit, scratch=scratch)
 
         # Open all images once: a damaged image would end a long run later.
         if processes().is_main_process:

@@ -229,8 +229,10 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Skip a step with non-finite gradients, on all processes."""
         # All processes must agree, since a skipped step would part their weights.
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        bad = float(not all(bool(gradient.isfinite().all()) for gradient in gradients))
+        bad = 0.0
+        for parameter in model.parameters():
+            if parameter.grad is not None and not parameter.grad.isfinite().all():
+                bad = 1.0
         if not reduce(torch.tensor(bad, device=args.device), "sum").item():
             self.bad_steps = 0
             return

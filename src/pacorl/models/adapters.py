@@ -138,9 +138,12 @@ def copy_start(model: nn.Module, lora: Lora, *, rank: int, alpha: float, key: st
 
 def linear_layers(model: nn.Module) -> set[str]:
     """Return the names of the linear layers, adapted or not."""
-    # An adapted layer is PEFT's, which holds the linear one.
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return {re.sub(r"\.base_layer$", "", name) for name in names if ".lora_" not in name}
+    names = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and ".lora_" not in name:
+            # An adapted layer is PEFT's, which holds the linear one.
+            names.add(name.removesuffix(".base_layer"))
+    return names
 
 
 def load_lora(transformer: nn.Module, strengths: Mapping[str, float]) -> list[str]:
@@ -206,7 +209,10 @@ def adapter_names(strengths: Mapping[str, float]) -> str:
 def read_adapters(text: str) -> dict[str, float]:
     """Parse the form of `adapter_names` to name → strength; the text of a file's name keeps its colons."""
     strengths = {}
-    for name in filter(None, (term.strip() for term in text.split(" + "))):
+    for term in text.split(" + "):
+        name = term.strip()
+        if not name:
+            continue
         source, _, number = name.rpartition(":")
         try:
             strengths[source or name] = float(number) if source else 1.0

@@ -41,7 +41,12 @@ def kind_of(checkpoint: str, *, edits: bool = False) -> str:
         return next(kind for kind, spec in POLICIES.items() if spec.tiny and spec.edits == edits)
     index = Path(checkpoint) / "model_index.json"
     if index.is_file():
-        return _kind_of_class(str(read_object(index).get("_class_name", "")), checkpoint)
+        class_name = str(read_object(index).get("_class_name", ""))
+        kinds = {str(spec.pipeline): kind for kind, spec in POLICIES.items()}
+        if class_name not in kinds:
+            named = class_name or "pipeline without a name"
+            raise ValueError(f"{checkpoint} is a {named}; there are {', '.join(kinds)}")
+        return kinds[class_name]
 
     # The longest match decides: FLUX.1-Kontext also matches flux.
     best, longest = DEFAULT_KIND, 0
@@ -50,11 +55,3 @@ def kind_of(checkpoint: str, *, edits: bool = False) -> str:
         if match and len(match[0]) > longest:
             best, longest = kind, len(match[0])
     return best
-
-
-def _kind_of_class(name: str, source: str) -> str:
-    """Find the kind of a pipeline's class; `source` is its name in messages."""
-    kinds = {str(spec.pipeline): kind for kind, spec in POLICIES.items()}
-    if name not in kinds:
-        raise ValueError(f"{source} is a {name or 'pipeline without a name'}; there are {', '.join(kinds)}")
-    return kinds[name]

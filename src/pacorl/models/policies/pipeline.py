@@ -22,7 +22,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from pacorl.core.batches import in_batches
-from pacorl.core.devices import NONE, queue_mark, to_device
+from pacorl.core.devices import NONE, to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
 from pacorl.models.int8 import quantize_model
@@ -452,11 +452,14 @@ class PipelinePolicy:
         decoded = [self.decode_codes(batch) for batch in codes_BCHW.split(together)]
         # One copy to the host for the whole batch: the host waits for each.
         pixels = torch.cat(decoded).float().to("cpu", non_blocking=x_BNC.is_cuda)
-        decoded_at = queue_mark(x_BNC.device)
+        copied: torch.cuda.Event | None = None
+        if x_BNC.is_cuda:
+            copied = torch.cuda.Event()
+            copied.record()
 
         def images() -> list[Image]:
-            if decoded_at:
-                decoded_at.synchronize()
+            if copied:
+                copied.synchronize()
             return self.postprocess(pixels)
 
         return images

@@ -98,7 +98,13 @@ def _joint_forward(
     timestep = zero if timestep is None else torch.cat([timestep.to(zero.dtype), zero])
     embedding = transformer.time_text_embed(timestep, prompt.text)
     modulation = transformer.modulation(embedding)
-    rotary = _rotary(transformer.pos_embed, positions)
+    # Complex rotations (S, D/2). diffusers reads them from tables, at positions copied to the device.
+    rope = transformer.pos_embed
+    rotations = []
+    with positions.device:
+        for axis_S, dim in zip(positions.unbind(-1), rope.axes_dim, strict=True):
+            rotations.append(rope.rope_params(axis_S, dim, rope.theta))
+    rotary = torch.cat(rotations, -1)
 
     # 3. Blocks.
     computed = []
@@ -193,22 +199,12 @@ def _lay_out(prompt: PromptTokens, grid: tuple[int, int]) -> tuple[list[Run], Te
         frame += count
         start += count
         runs.append(Run(start, start + rows * cols, is_text=False))
-        positions.append(_image_positions(frame, rows, cols, device))
+        frames = torch.tensor([frame], device=device)
+        rows_from_middle = torch.arange(rows // 2 - rows, rows // 2, device=device)
+        cols_from_middle = torch.arange(cols // 2 - cols, cols // 2, device=device)
+        positions.append(torch.cartesian_prod(frames, rows_from_middle, cols_from_middle))
         frame += max(rows, cols)
         start += rows * cols
         # A slot of the text encoder covers 2 × 2 tokens of the image.
         read = first + rows * cols // 4
     return runs[:-1], torch.cat(positions)
-
-
-def _image_positions(frame: int, rows: int, cols: int, device: torch.device) -> Tensor:
-    """Build (N, 3): frame, row and column of each token of an image."""
-    spans = ((frame, frame + 1), (rows // 2 - rows, rows // 2), (cols // 2 - cols, cols // 2))
-    return torch.cartesian_prod(*(torch.arange(*span, device=device) for span in spans))
-
-
-def _rotary(rope: Any, positions_S3: Tensor) -> Tensor:
-    """Compute the complex rotations (S, D/2); diffusers reads them from tables, at positions copied to the device."""
-    with positions_S3.device:
-        axes = zip(positions_S3.unbind(-1), rope.axes_dim, strict=True)
-        return torch.cat([rope.rope_params(axis, dim, rope.theta) for axis, dim in axes], -1)

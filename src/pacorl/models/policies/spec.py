@@ -196,7 +196,14 @@ class PolicySpec:
         # diffusers would note that our components differ in class from its index.
         with quiet("diffusers.pipelines.pipeline_utils"):
             if options.checkpoint.endswith(SINGLE_FILE):
-                components["transformer"] = self._transformer_of(options.checkpoint, dtype=components["dtype"])
+                # The transformer alone, as ComfyUI has it; fp8 weights are cast.
+                import diffusers
+
+                config = self.pipeline_type.load_config(self.published)
+                transformer_type = getattr(diffusers, config["transformer"][1])
+                components["transformer"] = transformer_type.from_single_file(
+                    options.checkpoint, config=self.published, subfolder="transformer", torch_dtype=components["dtype"]
+                )
             if isinstance(self.pipeline_type, type):
                 pipeline = pretrained(self.pipeline_type, source, **components)
             else:
@@ -208,15 +215,6 @@ class PolicySpec:
         if not staged:
             policy.place_transformer(device)
         return policy
-
-    def _transformer_of(self, file: str, *, dtype: Any) -> Any:
-        """Load the transformer of one file, as ComfyUI has it; fp8 weights are cast."""
-        import diffusers
-
-        config = self.pipeline_type.load_config(self.published)
-        transformer_type = getattr(diffusers, config["transformer"][1])
-        options = {"config": self.published, "subfolder": "transformer", "torch_dtype": dtype}
-        return transformer_type.from_single_file(file, **options)
 
     def check_source(self, checkpoint: str, *, adapters: Iterable[str] = (), size: Size | None = None) -> str:
         """Check a checkpoint before diffusers is imported, which takes seconds; return its folder or hub name.
