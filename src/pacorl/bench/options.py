@@ -32,13 +32,8 @@ class BenchmarkOptions(GeneratorOptions, JudgeOptions):
         if self.images:
             return str(self.images)
         if self.model:
-            return " + ".join(filter(None, (self.model, self.adapter)))
+            return f"{self.model} + {self.adapter}" if self.adapter else self.model
         return self.judge.partition("#")[2] or self.judge
-
-    @property
-    def subject_adapter(self) -> str:
-        """Folder of the measured judge or adapter, if it has one; its run must not have been trained on the items."""
-        return self.adapter if self.makes_images else self.judge
 
 
 GENERATOR = ("model", "kind", "adapter", "size", "steps", "options", "seed", "images", "image_batch")

@@ -133,26 +133,23 @@ def sole_writer(out: Path, shard: Shard) -> AbstractContextManager[None]:
     return sole_holder(out / f".{shard.file}.lock", fix=f"wait for its end, or {OTHER_FOLDER}")
 
 
-def _leaked(benchmark: Benchmark[Any]) -> Mapping[str, str]:
-    """Map each item that the measured adapter was trained on to what they share; empty outside a run's folder."""
-    folder = leaks.run_of(benchmark.options.subject_adapter)
-    try:
-        return leaks.trained_on(benchmark.texts(), folder) if folder else {}
-    except ValueError as error:
-        # The user did not request this comparison, so it must not stop the run.
-        logger.warning("not compared with the training data of the adapter: %s", error)
-        return {}
-
-
 def run(benchmark: Benchmark[Any], reward: PacoReward, *, progress: OpenProgress = without_bar) -> Outcome:
     """Measure the remaining items by a judge, and write the tables.
 
     Raises:
         ValueError: if the run's folder holds results of other settings, or another process writes this share.
     """
-    # Before judging, because it can fail and costs nothing.
+    # Before judging, because it can fail and costs nothing: items in the training data of the run of the measured
+    # adapter.
     options, out = benchmark.options, benchmark.out
-    trained_on = _leaked(benchmark)
+    trained_on: Mapping[str, str] = {}
+    run_of_adapter = leaks.run_of(options.adapter if options.makes_images else options.judge)
+    if run_of_adapter:
+        try:
+            trained_on = leaks.trained_on(benchmark.texts(), run_of_adapter)
+        except ValueError as error:
+            # The user did not request this comparison, so it must not stop the run.
+            logger.warning("not compared with the training data of the adapter: %s", error)
     # A folder holds results of one setting: other settings would mix in one table.
     settings = benchmark.settings(reward.name) | packed_form(options.memory)
     if (out / "settings.json").is_file():
@@ -225,12 +222,21 @@ def _gather(benchmark: Benchmark[Any], trained_on: Mapping[str, str], *, note: s
     name = benchmark.options.subject
     keys = list(benchmark.texts())
     row_of = read_results(benchmark.out)
-    rows = [row_of[key] for key in keys if key in row_of]
-    good = [row for row in rows if "error" not in row]
-    missing = {row["key"]: str(row["error"]) for row in rows if "error" in row}
-    # The shared texts count only where the item was measured.
-    leaked = {row["key"]: trained_on[row["key"]] for row in good if row["key"] in trained_on}
-    clean = [row for row in good if row["key"] not in leaked]
+    good, clean = [], []
+    missing, leaked = {}, {}
+    for key in keys:
+        row = row_of.get(key)
+        if row is None:
+            continue
+        if "error" in row:
+            missing[key] = str(row["error"])
+            continue
+        good.append(row)
+        # The shared texts count only where the item was measured.
+        if key in trained_on:
+            leaked[key] = trained_on[key]
+        else:
+            clean.append(row)
 
     lines = []
     if good:

@@ -193,31 +193,34 @@ class T2isBench(ImageBenchmark[Case]):
         dimension → mean over pairs and then criteria; and the aesthetics per image, empty if not measured."""
         # Means of means: a dimension's criteria count alike, however many pairs were asked about.
         means = _means((name[:3], value) for name, value in p_yes.items())
-        aligned = grouped(
-            (dimension, mean) for (measure, dimension, _), mean in means.items() if measure == "alignment"
-        )
-        consistent = _means(
-            (dimension, mean) for (measure, dimension, _), mean in means.items() if measure == "consistency"
-        )
+        aligned: list[tuple[Hashable, float]] = []
+        consistent: list[tuple[Hashable, float]] = []
+        for (measure, dimension, _), mean in means.items():
+            of_measure = aligned if measure == "alignment" else consistent
+            of_measure.append((dimension, mean))
         aesthetics = []
         if self.options.aesthetics:
             prompts = [Prompt(id=number, text=text) for number, text in enumerate(self.items[key].captions)]
             scores = self.predictor(prompts, self._panels(key, images))
             aesthetics = [score * AESTHETIC_SCALE for score in scores if score is not None]
-        return {"alignment": aligned, "consistency": consistent, "aesthetics": aesthetics}
+        return {"alignment": grouped(aligned), "consistency": _means(consistent), "aesthetics": aesthetics}
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         # The scores of each case by column. A case without any, as without criteria, counts nowhere: 0 is a judgement.
-        aesthetics = [row["aesthetics"] for row in rows]
-        alignment = []
-        consistency = []
+        columns = [[row["aesthetics"] for row in rows]]
         for name in ALIGNED:
-            alignment.append([row["alignment"].get(name, []) for row in rows])
+            columns.append([row["alignment"].get(name, []) for row in rows])
+        all_cases = []
         for name in CONSISTENT:
-            consistency.append([[row["consistency"][name]] if name in row["consistency"] else [] for row in rows])
-        # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
-        released = [list(map(_without_zeros, cases)) for cases in consistency]
-        columns_KC2 = np.stack([_pooled(cases) for cases in (aesthetics, *alignment, *released, *consistency)])
+            means_of_cases = [row["consistency"].get(name) for row in rows]
+            # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
+            columns.append([[mean] if mean else [] for mean in means_of_cases])
+            all_cases.append([[] if mean is None else [mean] for mean in means_of_cases])
+        # The sum of a case's scores, and their number.
+        pooled = []
+        for cases in (*columns, *all_cases):
+            pooled.append([(sum(scores), len(scores)) for scores in cases])
+        columns_KC2 = np.array(pooled, dtype=float)
 
         def statistic(drawn: Indices) -> Floats:
             total_K, count_K = columns_KC2[:, drawn].sum(1).T
@@ -238,12 +241,3 @@ def _panel_file(case: str, number: int) -> str:
 def _means(values: Iterable[tuple[Name, float]]) -> dict[Name, float]:
     """Return the mean of each name's values."""
     return {name: fmean(numbers) for name, numbers in grouped(values).items()}
-
-
-def _without_zeros(scores: Sequence[float]) -> list[float]:
-    return [score for score in scores if score > 0]
-
-
-def _pooled(cases: Sequence[Sequence[float]]) -> Floats:
-    """Return (cases, 2): the sum of a case's scores, and their number."""
-    return np.array([(sum(scores), len(scores)) for scores in cases], dtype=float)

@@ -104,5 +104,7 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
 
 def gallery_prompts(config: CharacterConfig, subject: str) -> list[Prompt]:
     """Write the prompts of the page."""
-    texts = [text.replace(SUBJECT, subject) for text in config.gallery.prompts]
-    return [Prompt(id=number, text=text) for number, text in enumerate(texts)]
+    prompts = []
+    for number, text in enumerate(config.gallery.prompts):
+        prompts.append(Prompt(id=number, text=text.replace(SUBJECT, subject)))
+    return prompts

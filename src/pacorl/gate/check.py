@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +176,7 @@ class Check:
         """Add a check of the same panels by other comparisons: each panel has the lower of its two scores."""
         panels = []
         for pair in zip(self.panels, other.panels, strict=True):
-            panels.append(min(pair, key=lambda panel: panel.rank))
+            panels.append(min(pair, key=attrgetter("rank")))
         controls = (*self.controls, *other.controls)
         questions = self.question_count + other.question_count
         return replace(self, panels=tuple(panels), controls=controls, question_count=questions)
@@ -361,12 +362,15 @@ def verdict_lines(check: Check, *, judge: str) -> list[str]:
 def check_page(check: Check, *, judge: str, note: str = "") -> str:
     """Render the self-contained page."""
     title = f"{len(check.failed)} of {len(check.panels)} panels fail, {len(check.unsure)} unsure"
+    verdict = verdict_lines(check, judge=judge)
+    if note:
+        # A caveat about the judge comes before its verdict: it decides how the verdict is to be read.
+        verdict.insert(0, note)
     return render(
         "check.html",
         title="All panels pass" if check.passed else title,
         name="check",
-        # A caveat about the judge comes before its verdict: it decides how the verdict is to be read.
-        verdict=[*filter(None, [note]), *verdict_lines(check, judge=judge)],
+        verdict=verdict,
         check=check,
         cards=[(name, show(image)) for name, image in zip(check.scores.names, check.scores.images, strict=True)],
         judge=judge,

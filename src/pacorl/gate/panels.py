@@ -60,22 +60,19 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
 
 
 def files_of(sources: Iterable[Path | str]) -> list[str]:
-    """Replace each folder by the images in it; a folder without images stays."""
-    files = []
-    for source in map(str, sources):
-        files += panels_in(Path(source)) or [source]
-    return files
+    """Replace each folder by the images in it, without the sheets of which `pacorl generate` saved the panels.
 
-
-def panels_in(folder: Path) -> list[str]:
-    """List the images of a folder, without the sheets of which `pacorl generate` saved the panels.
-
-    Files that are no images are listed too: opening them names them, so that no verdict passes them over.
+    A folder without images stays. Files that are no images are listed too: opening them names them, so that no verdict
+    passes them over.
     """
-    images = images_in(folder)
-    # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image is listed.
-    sheets = {image.stem.rpartition("-panel-")[0] for image in images}
-    return [str(image) for image in images if image.stem not in sheets]
+    files: list[str] = []
+    for source in sources:
+        images = images_in(Path(source))
+        # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image is listed.
+        sheets = {image.stem.rpartition("-panel-")[0] for image in images}
+        panels = [str(image) for image in images if image.stem not in sheets]
+        files += panels or [str(source)]
+    return files
 
 
 def layout_of(source: str) -> str:

@@ -128,8 +128,8 @@ class Scores:
         return "\n".join(lines)
 
 
-def question_about(theme: str = "") -> str:
-    """Build the question about two images of a theme; without one, the plain question."""
+def question_about(theme: str) -> str:
+    """Build the question about two images of a theme; of an empty theme, the plain question."""
     return same_theme(theme) if theme else consistent()
 
 

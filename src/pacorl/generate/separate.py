@@ -7,7 +7,6 @@ benchmarks, pages and files need no second form.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,9 @@ def sample_separately(generator: Generator, prompt: Prompt, seeds: Sequence[int]
             "the tiny generator draws whole sets; leave out separate, or take the kind kontext, which draws a "
             "character from its images"
         )
-    of_panels = [*chain.from_iterable(panel_seeds(seed, len(panels)) for seed in seeds)]
+    of_panels: list[int] = []
+    for seed in seeds:
+        of_panels += panel_seeds(seed, len(panels))
     images = generator.sample(panels * len(seeds), of_panels, **options)
     return [join(of_set, prompt.grid) for of_set in in_batches(images, len(panels))]
 

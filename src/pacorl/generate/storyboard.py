@@ -99,7 +99,7 @@ def read_storyboard(path: Path) -> Storyboard:
         return board
 
 
-def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, layout: Grid | None = None) -> Storyboard:
+def storyboard_of(draft: PanelDraft, characters: Sequence[Character], *, layout: Grid | None) -> Storyboard:
     """Convert a written set to a storyboard of one page. A panel without mentions shows all characters.
 
     Raises:
@@ -120,7 +120,7 @@ def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, la
     )
 
 
-def board_prompt(board: Storyboard, model: str, *, max_references: int = 0, separate: bool = False) -> Prompt:
+def board_prompt(board: Storyboard, model: str, *, max_references: int, separate: bool) -> Prompt:
     """Compose the prompt of a storyboard of one page; one scene is one image."""
     if len(board.scenes) > 1:
         return pages(board, model, max_references=max_references, separate=separate)[0]

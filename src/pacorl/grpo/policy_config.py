@@ -202,15 +202,13 @@ class PolicyConfig(LoraConfig):
         return NODES_OF_STEP if self.memory == "normal" else 1
 
     @model_validator(mode="after")
-    def _judges_of_the_run(self) -> PolicyConfig:
+    def _makes_sense(self) -> PolicyConfig:
+        # Judges of the run.
         judge = self.judge.in_memory(self.memory) if self.judge else None
         self.__dict__["judge"] = judge  # a frozen model's own field
         changes = {"checkpoint": self.evaluation.judge}
         self._held_out_judge = (judge or JudgeSettings()).model_copy(update=changes)
-        return self
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> PolicyConfig:
         for key, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards)):
             # Curves, tables and absences are keyed by these names.
             names = [reward.key for reward in rewards]

@@ -142,7 +142,7 @@ class PolicyTrainer:
         with lost_ranks(self.runtime.rank, self.runtime.world), ExitStack() as on_fault:
             on_fault.callback(self._open.close)
             self.runtime.on_main(lambda: self._open.enter_context(own_folder(config.out)))
-            start = self.runtime.on_main(partial(checkpoint.starting_point, config, resume=resume))
+            start = self.runtime.on_main(checkpoint.starting_point, config, resume=resume)
             # Remote judges first: a server publishes the digest of its weights.
             runtime = self.runtime
             open_judges = partial(builders.open_judges, config, device=runtime.device, processes=runtime.world)
@@ -150,15 +150,14 @@ class PolicyTrainer:
             for judge in judges.values():
                 self._open.callback(close_judge, judge)
             # Only the main process reads a local judge's weights for their digest.
-            identify = partial(checkpoint.identities_of, config, judges, self.functions)
-            self.identities = self.runtime.on_main(identify)
+            self.identities = self.runtime.on_main(checkpoint.identities_of, config, judges, self.functions)
             """Identities of everything but the config that decides rewards: judges, and the user's code as executed."""
             if start:
-                compare = partial(checkpoint.check_changes_since, start, config, identities=self.identities)
-                self.runtime.on_main(compare)
+                self.runtime.on_main(checkpoint.check_changes_since, start, config, identities=self.identities)
             self._build_models(judges, open_judges)
             # A judge's checkpoint may have been fetched only now.
-            self.identities = self.runtime.on_main(identify) | self.identities
+            identities = self.runtime.on_main(checkpoint.identities_of, config, judges, self.functions)
+            self.identities = identities | self.identities
             self._build_records(start)
             on_fault.pop_all()  # `close` closes them
 
@@ -230,7 +229,7 @@ class PolicyTrainer:
         self.logbook = Logbook(config, step=self.lora.step if start else -1, epoch=self.epoch, main=is_main)
         self.monitor = HackingMonitor(prompts=self.division.prompts)
         # Replay the log: the monitor compares with values from the start of the run.
-        for line in self.runtime.on_main(lambda: log_lines(config.out)):
+        for line in self.runtime.on_main(log_lines, config.out):
             self.monitor.update(line)
             if line["kind"] == "evaluation":
                 self.evaluated = line["epoch"]

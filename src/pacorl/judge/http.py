@@ -15,7 +15,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from operator import itemgetter
 from typing import Any, Self, TypeVar
@@ -183,7 +183,7 @@ def _sigmoid(logit: float) -> float:
 # --- the judge -------------------------------------------------------------------------------------------------
 
 
-class HttpJudge:
+class HttpJudge(AbstractContextManager["HttpJudge", None]):
     """Client of one model on a server; thread-safe. A call sends every distinct question once."""
 
     def __init__(
@@ -290,9 +290,6 @@ class HttpJudge:
         except BaseException:
             future.cancel()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -61,13 +61,12 @@ class ClipEncoder:
     def images(self, images: Sequence[Image]) -> Tensor:
         """Encode images to (B, C) unit vectors."""
         model, processor, _ = self.parts
-
-        def encode(chunk: Sequence[Image]) -> Tensor:
+        vectors = []
+        for chunk in in_batches(images, 32):
             pixels = processor(images=[image.convert("RGB") for image in chunk], return_tensors="pt").pixel_values
             pooled = model.vision_model(pixel_values=pixels.to(model.device, model.dtype)).pooler_output
-            return _unit(model.visual_projection(pooled))
-
-        return torch.cat([encode(chunk) for chunk in in_batches(images, 32)])
+            vectors.append(_unit(model.visual_projection(pooled)))
+        return torch.cat(vectors)
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str]) -> Tensor:
@@ -90,19 +89,13 @@ class ClipEncoder:
 _ENCODERS: WeakValueDictionary[tuple[str, ...], ClipEncoder] = WeakValueDictionary()
 
 
-def clip_encoder(checkpoint: str, *, device: str | torch.device = "cpu", dtype: Dtype = "float32") -> ClipEncoder:
-    """Return the shared encoder of a checkpoint."""
-    key = (checkpoint, str(device), dtype)
-    encoder = _ENCODERS.get(key) or ClipEncoder(*key)
-    _ENCODERS[key] = encoder
-    return encoder
-
-
 class ClipReward:
     """Base class of CLIP rewards."""
 
     def __init__(self, checkpoint: str = CLIP_H, dtype: Dtype = "float32", device: str | torch.device = "cpu") -> None:
-        self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
+        key = (checkpoint, str(device), dtype)
+        self.clip = _ENCODERS.get(key) or ClipEncoder(*key)
+        _ENCODERS[key] = self.clip
 
     def load(self) -> object:
         return self.clip.parts
@@ -186,10 +179,13 @@ def load_aesthetic_head(path: Path) -> list[tuple[Tensor, Tensor]]:
 
 def _panels(prompts: Sequence[Prompt], images: Sequence[Image]) -> tuple[list[Image], list[int]]:
     """Split all images into panels, and count them per image."""
-    panels = []
+    panels: list[Image] = []
+    counts = []
     for prompt, image in zip(prompts, images, strict=True):
-        panels.append(split(image, prompt.grid))
-    return list(chain(*panels)), [len(image_panels) for image_panels in panels]
+        of_image = split(image, prompt.grid)
+        panels += of_image
+        counts.append(len(of_image))
+    return panels, counts
 
 
 def _unit(rows_BC: Tensor) -> Tensor:

@@ -137,9 +137,10 @@ class Contrast(PanelReward):
         """
         # 1. The panels and pairs of each group, which share one call to the judge.
         groups = grouped((prompt.id, sample) for sample, prompt in enumerate(prompts))
-        panels, pairs = [], []
+        firsts, panels, pairs = [], [], []
         for samples in groups.values():
             prompt = prompts[samples[0]]
+            firsts.append(prompt)
             if len(samples) < 2:
                 raise RewardError(
                     f"rewards.consistency.args.contrast is {self.reward.contrast}, and a call has one sample of "
@@ -149,7 +150,6 @@ class Contrast(PanelReward):
             seeds = [self.seeds[sample] for sample in samples]
             across = draw_pairs_across(seeds, prompt.grid.count, partners=self.reward.partners)
             pairs.append([*pairs_within(len(samples), prompt.grid.count), *across])
-        firsts = [prompts[samples[0]] for samples in groups.values()]
         answers = self.reward.mean_verdicts(firsts, panels, pairs=pairs)
 
         # 2. Scores of panels, and of their sets.

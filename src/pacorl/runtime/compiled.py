@@ -38,7 +38,7 @@ def compile_blocks(
                 block.compile(dynamic=False, backend=backend)
 
 
-def compile_decoder(vae: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> None:
+def compile_decoder(vae: nn.Module) -> None:
     """Compile the decoder of a VAE of single images in place, for each size and batch.
 
     Uncompiled, torch's group norms on CUDA undo the channels-last layout that its convolutions need.
@@ -48,4 +48,4 @@ def compile_decoder(vae: nn.Module, *, backend: str | Callable[..., Any] = "indu
     # Others, such as Qwen-Image's, keep features of earlier frames in lists.
     decoder = getattr(vae, "decoder", None)
     if isinstance(decoder, Decoder):
-        decoder.compile(dynamic=False, backend=backend)
+        decoder.compile(dynamic=False)

@@ -108,12 +108,13 @@ class Runtime:
         """Gather each rank's value on every rank."""
         return list(gather_object([value]))
 
-    def on_main(self, act: Callable[[], Outcome]) -> Outcome:
+    def on_main(self, act: Callable[..., Outcome], *arguments: Any, **options: Any) -> Outcome:
         """Call `act` on the main process, and return or raise its outcome on every rank."""
         if self.world == 1:
-            return act()
+            return act(*arguments, **options)
         try:
-            outcome: Outcome = self.gather_rows(lambda: {0: act()} if self.is_main else {})[0]
+            rows = self.gather_rows(lambda: {0: act(*arguments, **options)} if self.is_main else {})
+            outcome: Outcome = rows[0]
         except SharedFault as error:
             raise error.fault from None
         return outcome

@@ -189,9 +189,12 @@ class ServedJudge:
         if not self.waiting:
             return
         time.sleep(WINDOW_SECONDS)  # for the other questions of a call
-        batch = [self.waiting.pop(0) for _ in self.waiting[:TOGETHER]]
-        # A caller may have hung up.
-        batch = [(prompt, answer) for prompt, answer in batch if answer.set_running_or_notify_cancel()]
+        batch = []
+        for _ in self.waiting[:TOGETHER]:
+            prompt, answer = self.waiting.pop(0)
+            # A caller may have hung up.
+            if answer.set_running_or_notify_cancel():
+                batch.append((prompt, answer))
         try:
             rows = self.judge.log_probs([prompt for prompt, _ in batch])
         except Exception as fault:
@@ -268,7 +271,7 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
         return response
 
     faults = (RefusedError, ImageError, ControlError, RequestValidationError)
-    handlers: dict[Any, Any] = dict.fromkeys(faults, lambda _, fault: refusal_of(fault))
+    handlers: dict[Any, Any] = dict.fromkeys(faults, refusal_of)
     app = FastAPI(
         title="pacorl judge",
         version=__version__,
@@ -375,7 +378,7 @@ def completion(
     }
 
 
-def refusal_of(fault: Exception) -> Response:
+def refusal_of(_: Request, fault: Exception) -> Response:
     """Answer with a fault of a request in words alone: FastAPI's own answer would hold the request's images."""
     if isinstance(fault, RefusedError):
         return refused(fault.detail, fault.status_code)

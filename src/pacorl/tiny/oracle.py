@@ -51,7 +51,11 @@ def nearest_panels(images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
     Hero and prop are on different sides, so that the nearest of all 27,648 panels is the nearest pair of halves with
     one background.
     """
-    pixels = np.stack([_pixels(image) for image in images])
+    scaled = []
+    for image in images:
+        small = image.convert("RGB").resize((TEMPLATE_SIZE, TEMPLATE_SIZE), Image.Resampling.BOX)
+        scaled.append(np.asarray(small, dtype=np.float32) / np.float32(255))
+    pixels = np.stack(scaled)
     left_side = pixels[:, :, :HERO_WIDTH].reshape(len(images), -1)
     right_side = pixels[:, :, HERO_WIDTH:].reshape(len(images), -1)
     left_templates, right_templates = _templates()
@@ -63,12 +67,12 @@ def nearest_panels(images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
     total_BK = left_BKH.min(-1) + right_BKP.min(-1)
 
     nearest = []
-    for image, background in enumerate(total_BK.argmin(1)):
+    for row, background in enumerate(total_BK.argmin(1)):
         palette, place = BACKGROUNDS[background]
-        hero = left_BKH[image, background].argmin()
+        hero = left_BKH[row, background].argmin()
         colour, shape, hat, pose = HEROES[hero]
-        prop = VALUES["prop"][right_BKP[image, background].argmin()]
-        mean_squared = total_BK[image, background] / pixels[image].size
+        prop = VALUES["prop"][right_BKP[row, background].argmin()]
+        mean_squared = total_BK[row, background] / pixels[row].size
         distance = float(np.sqrt(mean_squared))
         nearest.append((Panel(colour, shape, hat, palette, place, pose, prop), distance))
     return nearest
@@ -81,11 +85,6 @@ def _squared(pixels: NDArray[np.float32], templates: NDArray[np.float32]) -> NDA
     template_norms = (templates**2).sum(1)[None, :]
     squared: NDArray[np.float32] = pixel_norms - 2 * pixels @ templates.T + template_norms
     return squared.clip(min=0)
-
-
-def _pixels(image: Image.Image) -> NDArray[np.float32]:
-    small = image.convert("RGB").resize((TEMPLATE_SIZE, TEMPLATE_SIZE), Image.Resampling.BOX)
-    return np.asarray(small, dtype=np.float32) / np.float32(255)
 
 
 # --- grades of a set -------------------------------------------------------------------------------------------

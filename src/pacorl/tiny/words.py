@@ -207,7 +207,9 @@ def _attributes_in(text: Text, repeatable: Mapping[str, str]) -> dict[str, str]:
     attributes: dict[str, str] = {}
     faults = []
     words = WORD.findall(text.text.lower().replace("top hat", "top-hat"))
-    for word in [word for word in words if word not in PASSED_OVER]:
+    for word in words:
+        if word in PASSED_OVER:
+            continue
         value = VALUE_OF.get(word) or VALUE_OF.get(word.removesuffix("s"))
         attribute = ATTRIBUTE_OF.get(value or "", "")
         if not value:

@@ -157,12 +157,6 @@ CRITERIA = {
 }
 
 
-def split_of_scenes(place: str, scenes: Sequence[tuple[str, str]]) -> Split:
-    """Return the split of a set's scenes, in any order: one of six is for tests, one for development."""
-    text = f"{place}: {sorted(scenes)}"
-    return SPLIT_OF[zlib.crc32(text.encode()) % 6]
-
-
 def split_of_hero(colour: str, shape: str, hat: str) -> Split:
     """Return the split of a hero: every split has every colour, shape and hat, and no hero twice."""
     indices = [VALUES[name].index(value) for name, value in zip(IDENTITY, (colour, shape, hat), strict=True)]
@@ -170,20 +164,17 @@ def split_of_hero(colour: str, shape: str, hat: str) -> Split:
 
 
 def draw_scenes(split: Split, place: str, count: int, rng: Random) -> list[tuple[str, str]]:
-    """Draw `count` scenes of one split; they repeat only beyond all scenes."""
+    """Draw `count` scenes of one split; they repeat only beyond all scenes.
+
+    The split follows from the place and the scenes, in any order: one of six is for tests, one for development.
+    """
     while True:
         scenes: list[tuple[str, str]] = []
         while len(scenes) < count:
             scenes += rng.sample(SCENES, len(SCENES))
-        if split_of_scenes(place, scenes[:count]) == split:
+        text = f"{place}: {sorted(scenes[:count])}"
+        if SPLIT_OF[zlib.crc32(text.encode()) % 6] == split:
             return scenes[:count]
-
-
-def draw_named(rng: Random) -> dict[str, str]:
-    """Draw the looks that a theme names: none in half of the themes, else one or two."""
-    count = rng.choice((0, 0, 1, 2))
-    names = rng.sample(LOOKS, count)
-    return {name: rng.choice(VALUES[name]) for name in LOOKS if name in names}
 
 
 def write_prompt(
@@ -199,13 +190,15 @@ def write_prompt(
 
 
 def set_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = Grid(2, 2)) -> list[Prompt]:
-    """Draw `count` prompts of one split in the T2IS form. Places take turns; half of the themes name looks."""
+    """Draw `count` prompts of one split in the T2IS form. Places take turns; half of the themes name a look or two."""
     rng = Random(f"{split}-{seed}")
     prompts = []
     for number in range(count):
         place = VALUES["place"][number % len(VALUES["place"])]
         scenes = draw_scenes(split, place, grid.count, rng)
-        prompts.append(write_prompt(number, place, scenes, grid, looks=draw_named(rng)))
+        names = rng.sample(LOOKS, rng.choice((0, 0, 1, 2)))
+        looks = {name: rng.choice(VALUES[name]) for name in LOOKS if name in names}
+        prompts.append(write_prompt(number, place, scenes, grid, looks=looks))
     return prompts
 
 

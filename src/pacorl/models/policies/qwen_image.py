@@ -177,7 +177,33 @@ class QwenEditPolicy(QwenImagePolicy):
         `tokens` (1, L, D) of the text encoder, which attends to the images; `source` (1, M, C), the images' own
         tokens; `source_grid` (1, K, 2), rows and columns of each; with true CFG `negative_tokens`.
         """
-        return [self._encode(prompt, size) for prompt in prompts]
+        encoded = []
+        for prompt in prompts:
+            # Each image as the VAE reads it, and as the text encoder does.
+            codes = []
+            shown = []
+            sizes = self.image_sizes(prompt, size)
+            for path, read, seen in zip(self.image_paths(prompt), sizes, self.shown_sizes(prompt, size), strict=True):
+                picture = open_image(path)
+                codes.append(self.encode_image(picture, read))
+                shown.append(self.pipeline.image_processor.resize(picture, seen.height, seen.width))
+
+            # Edit's pipeline takes one image, others a list.
+            image: Any = shown or None
+            if self.max_sources == 1:
+                image = shown[0]
+            outputs = {"tokens": self.pipeline.encode_prompt(prompt=[prompt.text], image=image)}
+            # The negative prompt is read with the same images.
+            negative = self.options.negative_text
+            if negative is not None:
+                outputs["negative_tokens"] = self.pipeline.encode_prompt(prompt=[negative], image=image)
+
+            tensors = {name: output[0].cpu() for name, output in outputs.items()}
+            if codes:
+                tensors["source"] = torch.cat(codes, 1)
+                tensors["source_grid"] = self._source_grid(prompt, size, sizes, outputs["tokens"])
+            encoded.append(Conditioning(tensors))
+        return encoded
 
     def image_sizes(self, prompt: Prompt, size: Size) -> list[Size]:
         area = size.height * size.width
@@ -193,31 +219,6 @@ class QwenEditPolicy(QwenImagePolicy):
             return self.image_sizes(prompt, size)
         area = min(int(self.condition_area), size.height * size.width)
         return [sides_for(area, path) for path in self.image_paths(prompt)]
-
-    def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
-        # Each image as the VAE reads it, and as the text encoder does.
-        codes = []
-        shown = []
-        sizes = self.image_sizes(prompt, size)
-        for path, read, seen in zip(self.image_paths(prompt), sizes, self.shown_sizes(prompt, size), strict=True):
-            picture = open_image(path)
-            codes.append(self.encode_image(picture, read))
-            shown.append(self.pipeline.image_processor.resize(picture, seen.height, seen.width))
-
-        # Edit's pipeline takes one image, others a list.
-        image: Any = shown or None
-        if self.max_sources == 1:
-            image = shown[0]
-        outputs = {"tokens": self.pipeline.encode_prompt(prompt=[prompt.text], image=image)}
-        # The negative prompt is read with the same images.
-        if self.options.negative_text is not None:
-            outputs["negative_tokens"] = self.pipeline.encode_prompt(prompt=[self.options.negative_text], image=image)
-
-        tensors = {name: output[0].cpu() for name, output in outputs.items()}
-        if codes:
-            tensors["source"] = torch.cat(codes, 1)
-            tensors["source_grid"] = self._source_grid(prompt, size, sizes, outputs["tokens"])
-        return Conditioning(tensors)
 
     def _source_grid(self, prompt: Prompt, size: Size, sizes: Sequence[Size], outputs: tuple[Tensor, ...]) -> Tensor:
         """Return (1, K, …) of images of these sizes; `outputs` are the text encoder's."""
