@@ -92,9 +92,12 @@ def split(image: SetImages, grid: Grid) -> list[Image.Image]:
     height, width = image.height // grid.rows, image.width // grid.cols
     if height == 0 or width == 0:
         raise ValueError(f"a {image.width}x{image.height} image cannot be cut into {grid} panels")
-    corners = [(row * height, col * width) for row in range(grid.rows) for col in range(grid.cols)]
     # Cut and never resized: a judge must see the pixels that were generated.
-    return [image.crop((left, top, left + width, top + height)) for top, left in corners]
+    panels = []
+    for top in range(0, grid.rows * height, height):
+        for left in range(0, grid.cols * width, width):
+            panels.append(image.crop((left, top, left + width, top + height)))
+    return panels
 
 
 def join(panels: Sequence[Image.Image], grid: Grid) -> Image.Image:

@@ -132,9 +132,12 @@ def generate_missing(
 
     # The weights load only if an image is missing.
     generate = source.load()
-    unfinished = [batch for batch in batches if any(job.file in missing for job in batch)]
-    total = sum(map(len, unfinished))
-    done = 0
+    unfinished = []
+    total = done = 0
+    for batch in batches:
+        if any(job.file in missing for job in batch):
+            unfinished.append(batch)
+            total += len(batch)
     for batch in unfinished:
         images = generate([job.prompt for job in batch], [source.seed_of(job) for job in batch])
         for job, image in zip(batch, images, strict=True):

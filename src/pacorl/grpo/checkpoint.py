@@ -109,7 +109,14 @@ class CheckpointWriter:
         if lora.runtime.is_main:
             settings = config.model_dump(mode="json")
             content = {**state, "step": lora.step, "bad_steps": lora.bad_steps, "config": settings}
-            self._write = self._thread.submit(self._write_all, target, self._copy(tensors), content)
+            # Into the kept memory: the next optimizer step changes the tensors.
+            for name, value in tensors.items():
+                if name not in self._kept:
+                    self._kept[name] = host_buffer(value)
+                self._kept[name].copy_(value, non_blocking=value.is_cuda)
+            if lora.runtime.device.type == "cuda":
+                torch.cuda.current_stream(lora.runtime.device).synchronize()
+            self._write = self._thread.submit(self._write_all, target, self._kept, content)
         self.progress.add("copy", time.perf_counter() - started)
         return target
 
@@ -127,16 +134,6 @@ class CheckpointWriter:
         """Wait for a running write; `finish` raises its fault."""
         if self._write:
             wait([self._write])
-
-    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy tensors into the kept host memory; the next optimizer step changes them."""
-        for name, value in tensors.items():
-            if name not in self._kept:
-                self._kept[name] = host_buffer(value)
-            self._kept[name].copy_(value, non_blocking=value.is_cuda)
-        if self.lora.runtime.device.type == "cuda":
-            torch.cuda.current_stream(self.lora.runtime.device).synchronize()
-        return {name: self._kept[name] for name in tensors}
 
     def _write_all(self, target: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> float:
         """Write a checkpoint, and update the files derived from it; return the seconds."""

@@ -88,7 +88,9 @@ def evaluate(trainer: PolicyTrainer) -> dict[str, float]:
         columns[name] = [sample.scores[name] for sample in samples]
     metrics = {}
     # All verdicts of the judge, whatever a reward makes of them.
-    p_yes = [*chain(*chain(*(sample.p_yes for sample in samples)))]
+    p_yes: list[float | None] = []
+    for sample in samples:
+        p_yes += chain(*sample.p_yes)
     for name, column in (columns | {"p_yes": p_yes}).items():
         finite = [value for value in column if value is not None and math.isfinite(value)]
         if finite:

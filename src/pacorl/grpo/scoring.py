@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from PIL.Image import Image
 
 from pacorl.core.metric_names import ALARM, ALIKE, NOT_FINITE
 from pacorl.core.schedule import seed_of
@@ -98,9 +99,13 @@ class Scorer:
     def _begin(self) -> None:
         """Call each reward for the rollouts that wait."""
         for rollouts in self._waiting:
-            prompts = [*chain.from_iterable(rollout.prompts for rollout in rollouts)]
-            images = [*chain.from_iterable(rollout.images for rollout in rollouts)]
-            rows = [*chain.from_iterable(rollout.row_B for rollout in rollouts)]
+            prompts: list[Prompt] = []
+            images: list[Image] = []
+            rows: list[int] = []
+            for rollout in rollouts:
+                prompts += rollout.prompts
+                images += rollout.images
+                rows += rollout.row_B
             calls = []
             for name, reward in self.rewards.items():
                 function: RewardFunction = reward

@@ -134,10 +134,17 @@ class LocalJudge:
         if adapter:
             logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)
 
+        from transformers import AutoModelForImageTextToText
+
+        from pacorl.io.pretrained import pretrained
         from pacorl.io.processor import load_processor
 
-        model = _load_model(source, adapter, dtype=dtype, quantize=quantize, stream=stream, device=device)
-        judge = cls(model, load_processor(source), **options)
+        model = pretrained(AutoModelForImageTextToText, source, dtype=getattr(torch, dtype))
+        if adapter:
+            model = merge_adapter(model, adapter)
+        # After the merge: the quantised form is that of the merged weights.
+        quantize_model(model, quantize, device=device, stream=stream)
+        judge = cls(model.to(device), load_processor(source), **options)
         if checkpoint in (TINY, TINY_EDITS):
             judge.note = TINY_NOTE
         return judge
@@ -218,22 +225,6 @@ class LocalJudge:
         hidden_PD = SharedForward(self.model, feature_KND, batch_tokens).answers(runs, forest)
         # Only `columns` are kept, so that memory never holds all rows of the vocabulary.
         return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
-
-
-def _load_model(
-    source: str, adapter: str, *, dtype: str, quantize: str, stream: bool, device: str | torch.device
-) -> Any:
-    """Load a model with its adapter merged in."""
-    from transformers import AutoModelForImageTextToText
-
-    from pacorl.io.pretrained import pretrained
-
-    model = pretrained(AutoModelForImageTextToText, source, dtype=getattr(torch, dtype))
-    if adapter:
-        model = merge_adapter(model, adapter)
-    # After the merge: the quantised form is that of the merged weights.
-    quantize_model(model, quantize, device=device, stream=stream)
-    return model.to(device)
 
 
 def check_local(checkpoint: str) -> tuple[str, str]:

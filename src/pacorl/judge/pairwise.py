@@ -47,7 +47,9 @@ def ask_each(judge: Judge, questions_of_items: Sequence[Mapping[Key, Question]])
     Raises:
         ValueError: if the judge miscounts.
     """
-    in_order = [question for questions in questions_of_items for question in questions.values()]
+    in_order: list[Question] = []
+    for questions in questions_of_items:
+        in_order += questions.values()
     verdicts = judge.verdicts(in_order) if in_order else []
 
     # A judge may be user code, and one verdict too few would shift every later verdict to another question.

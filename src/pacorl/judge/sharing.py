@@ -85,8 +85,11 @@ def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: i
         end = int(differs[0]) if len(differs) else shorter
 
         # Prompts either end here or continue in children.
-        ends = [prompt for prompt in group if len(symbols[prompt]) == end]
-        longer = [prompt for prompt in group if len(symbols[prompt]) > end]
+        ends: list[int] = []
+        longer: list[int] = []
+        for prompt in group:
+            part = ends if len(symbols[prompt]) == end else longer
+            part.append(prompt)
         children = _grow(symbols, longer, end) if longer else []
         branches = len(children) + bool(ends)
         if not children or (branches - 1) * (end - start) >= WORTH_SHARING:

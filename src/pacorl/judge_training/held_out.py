@@ -20,7 +20,7 @@ from pacorl.judge_training.examples import in_both_orders
 from pacorl.judge_training.loop import decision_metrics, processes
 from pacorl.types import Comparison
 
-BEFORE, AFTER = SIDES = ("before", "after")
+BEFORE, AFTER = "before", "after"
 DRAWS = 1000
 ACCURACY = "decision_accuracy"
 
@@ -64,7 +64,8 @@ class HeldOut:
             Counts and digest of the pairs, `before`, `after` and their paired `difference` by metric with intervals,
             and `verdict`, the measured in words.
         """
-        before, after = (self._intervals(side) for side in SIDES)
+        before = self._intervals(BEFORE)
+        after = self._intervals(AFTER)
         changes = {name: difference(before[name], after[name]) for name in after if before}
         pairs, groups = len(self.groups), len(set(self.groups))
         few = pairs < FEWEST or groups < FEWEST_FOR_INTERVAL

@@ -72,12 +72,15 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
     Raises:
         ValueError: `start` is no adapter of these layers.
     """
-    linear = [name for name, module in model.model.language_model.named_modules() if isinstance(module, nn.Linear)]
+    targets = set()
+    for name, module in model.model.language_model.named_modules():
+        if isinstance(module, nn.Linear):
+            # A layer's own name; with its parent's if it is a number (`mlp.0`), which would match anywhere.
+            targets.add(re.findall(r"[^.]+(?:\.\d+)?$", name)[0])
     config = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
-        # A layer's own name; with its parent's if it is a number (`mlp.0`), which would match anywhere.
-        target_modules=sorted({re.findall(r"[^.]+(?:\.\d+)?$", name)[0] for name in linear}),
+        target_modules=sorted(targets),
         # The paper freezes the vision tower, whose layers share names with the language model's.
         exclude_modules=rf".*\b{VISION}\b.*",
         task_type="CAUSAL_LM",
