@@ -10,7 +10,7 @@ from pacorl.core.sde import Past, ab2
 
 def test_a_node_is_named_by_the_first_sample_below_it() -> None:
     tree = Tree(seeds=2, branches=(2, 3))
-    assert tree.group_size == 12
+    assert tree.seeds * tree.leaves(0) == 12
     assert [tree.leaves(level) for level in range(3)] == [6, 3, 1]
     levels = [[tree.node_of(row, level) for row in (4, 10, 23)] for level in range(3)]
     assert levels == [[0, 6, 18], [3, 9, 21], [4, 10, 23]]

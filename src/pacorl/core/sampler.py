@@ -32,16 +32,6 @@ class Tree:
     branches: tuple[int, ...] = ()
     """Children per node, one entry per stochastic step."""
 
-    @property
-    def group_size(self) -> int:
-        """Samples per prompt."""
-        return self.seeds * self.leaves(0)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several samples share an initial noise."""
-        return self.seeds < self.group_size
-
     def leaves(self, level: int) -> int:
         """Samples below one node of a level."""
         return math.prod(self.branches[level:])
@@ -77,13 +67,13 @@ class TreeOptions(Section):
         # What is left out follows from the group's size.
         seeds = self.seeds or max(1, group_size // math.prod(self.branches))
         branches = self.branches or (max(1, group_size // seeds), *[1] * (steps - 1))
-        tree = Tree(seeds, branches)
-        if tree.group_size != group_size:
+        samples = seeds * math.prod(branches)
+        if samples != group_size:
             raise ValueError(
-                f"sampling.tree has {seeds} seeds × {' × '.join(map(str, branches))} branches = {tree.group_size} "
+                f"sampling.tree has {seeds} seeds × {' × '.join(map(str, branches))} branches = {samples} "
                 f"samples and group_size is {group_size}; make them equal"
             )
-        return tree
+        return Tree(seeds, branches)
 
 
 class Suffix(Section):

@@ -60,7 +60,7 @@ def run_epoch(trainer: PolicyTrainer) -> dict[str, float]:
         world=runtime.world,
         rank=runtime.rank,
         sharded=runtime.sharded,
-        whole_groups=config.whole_groups,
+        whole_groups=division.whole_groups,
         kind=partial(trainer.policy.forward_key, size=draw.sampler.size),
     )
 

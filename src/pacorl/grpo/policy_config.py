@@ -84,7 +84,7 @@ class SamplingConfig(Section):
         """Create the sampler of an epoch."""
         # An objective of the endpoint needs no noise, except to branch a tree.
         tree = self.tree.resolve(group_size, steps=self.stochastic_steps)
-        stochastic = spec.needs == "path" or tree.is_shared
+        stochastic = spec.needs == "path" or tree.seeds < group_size
         return Sampler(
             size=Size(*self.size),
             steps=self.steps,
@@ -192,11 +192,6 @@ class PolicyConfig(LoraConfig):
         return self._held_out_judge if self.evaluation.judge else None
 
     @property
-    def whole_groups(self) -> bool:
-        """Whether each group is sampled by one process, and scored in one call."""
-        return any(reward.compares_samples for reward in self.rewards)
-
-    @property
     def nodes_of_step(self) -> int:
         """Nodes that share a forward of a trained step, at least: of several prompts, if need be."""
         return NODES_OF_STEP if self.memory == "normal" else 1
@@ -218,7 +213,7 @@ class PolicyConfig(LoraConfig):
         sampling = self.sampling
         tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
         is_path = OBJECTIVES[self.objective.name].needs == "path"
-        is_stochastic = is_path or tree.is_shared
+        is_stochastic = is_path or tree.seeds < self.group_size
         for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_stochastic else [-1]:
             sampling.suffix.grid(last + 1, sampling.steps)
         # A step without noise has no likelihood to train, and branches nothing.

@@ -94,6 +94,8 @@ class Division:
     """Groups of an epoch, at least `prompts_per_epoch`."""
     batch: int
     """Samples per forward, at most `sampling.batch`."""
+    whole_groups: bool
+    """Whether each group is sampled by one process, and scored in one call."""
 
     def differences(self, config: PolicyConfig) -> str:
         """Describe the differences from the config in a line; empty without any."""
@@ -110,20 +112,21 @@ def divide(config: PolicyConfig, *, world: int = 1, sharded: bool = False, mixed
         mixed: whether some prompts may not share a forward, so that a batch may not cross groups.
     """
     group = config.group_size
+    whole_groups = any(reward.compares_samples for reward in config.rewards)
     shares = config.optimizer.updates_per_epoch * world
     prompts = config.prompts_per_epoch
-    while (prompts if config.whole_groups else prompts * group) % shares:
+    while (prompts if whole_groups else prompts * group) % shares:
         prompts += 1
 
     samples = prompts * group // shares
     leaves = config.sampling.tree.resolve(group, steps=config.sampling.stochastic_steps).leaves(0)
     for batch in range(min(config.sampling.batch, samples), 0, -1):
-        unit = math.lcm(batch, group) if config.whole_groups else batch
+        unit = math.lcm(batch, group) if whole_groups else batch
         divides = samples % unit == 0 and not (mixed and group % batch)
         # Ranks that cut through a subtree would need its nodes on both of them.
         if divides and not (sharded and samples % math.lcm(batch, leaves) and leaves % batch):
             break
-    return Division(prompts, batch)
+    return Division(prompts, batch, whole_groups)
 
 
 def _units(

@@ -207,7 +207,7 @@ class PolicyTrainer:
             timeout=config.reward_timeout,
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.check_signal,
-            group_size=config.group_size if config.whole_groups else 1,
+            group_size=config.group_size if self.division.whole_groups else 1,
             per_call=PER_CALL if has_own_judge and device.type == "cuda" else 1,
         )
         self._open.callback(self.scorer.close)
