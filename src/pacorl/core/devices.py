@@ -58,14 +58,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return (pinned(tensor) if device.type == "cuda" else tensor).to(device, non_blocking=device.type != APPLE)
 
 
-def host_buffer(tensor: Tensor) -> Tensor:
-    """Allocate host memory for copies of a tensor, pinned if it is on a CUDA GPU."""
-    import torch
-
-    buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return pinned(buffer) if tensor.is_cuda else buffer
-
-
 def pinned(tensor: Tensor) -> Tensor:
     """Copy a tensor into pinned memory; the tensor itself if no more memory can be pinned."""
     try:

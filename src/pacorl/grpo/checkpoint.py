@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pacorl.config.base import changes_to, check_changes, check_replaces
 from pacorl.config.user_files import code_digest, file_digests
-from pacorl.core.devices import host_buffer
+from pacorl.core.devices import pinned
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.lora_training import LoraTraining, section_of
 from pacorl.grpo.policy_config import PolicyConfig
@@ -112,7 +112,8 @@ class CheckpointWriter:
             # Into the kept memory: the next optimizer step changes the tensors.
             for name, value in tensors.items():
                 if name not in self._kept:
-                    self._kept[name] = host_buffer(value)
+                    buffer = torch.empty(value.shape, dtype=value.dtype)
+                    self._kept[name] = pinned(buffer) if value.is_cuda else buffer
                 self._kept[name].copy_(value, non_blocking=value.is_cuda)
             if lora.runtime.device.type == "cuda":
                 torch.cuda.current_stream(lora.runtime.device).synchronize()

@@ -12,6 +12,7 @@ from pacorl.config.base import validated
 from pacorl.config.options import UsageError
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.io.files import text_digest
+from pacorl.io.hub import checkpoint_digest
 from pacorl.io.images import recipe_of
 from pacorl.judge.calibration import read_calibration
 from pacorl.judge.judge import STARTUP_SECONDS, Judge, JudgeSettings, is_address
@@ -84,9 +85,12 @@ def identity_at(source: str, judge: Judge | None = None) -> str:
     published = str(getattr(judge, "identity", ""))
     if published or is_address(source):
         return published or f"model {JudgeSettings(checkpoint=source).name}"
-    from pacorl.judge.local import weight_digests
+    from pacorl.judge.adapter import base_of
+    from pacorl.judge.local import EMBEDDED
 
-    digests = weight_digests(source)
+    checkpoint = str(EMBEDDED.get(source, source))
+    # Of a LoRA its base too. A digest is empty for weights outside this machine.
+    digests = [checkpoint_digest(part) for part in (checkpoint, base_of(checkpoint)) if part]
     if not all(digests):
         return ""
     return f"sha256 {text_digest(' '.join(digests))[:16]}"

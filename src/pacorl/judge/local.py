@@ -51,12 +51,6 @@ CPU_TOKENS = 1024
 """Most tokens of a forward on a CPU, per thread: their activations fit its caches, and weights are reread rarely."""
 
 
-def weight_digests(checkpoint: str) -> list[str]:
-    """Hash the weights of a judge, and of its base if it is a LoRA; empty for weights outside this machine."""
-    checkpoint = str(EMBEDDED.get(checkpoint, checkpoint))
-    return [checkpoint_digest(source) for source in (checkpoint, base_of(checkpoint)) if source]
-
-
 class LocalJudge:
     """A Qwen-VL-family model in this process. Calls of several threads pass one at a time.
 
