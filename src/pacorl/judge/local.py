@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from pacorl.core.devices import NONE, available_device, best_dtype
 from pacorl.core.questions import text_fault
-from pacorl.io.hub import HUB_NAME, check_checkpoint, checkpoint_digest
-from pacorl.judge.adapter import base_of, lora_config, merge_adapter
+from pacorl.io.hub import HUB_NAME, check_checkpoint
+from pacorl.judge.adapter import lora_config, merge_adapter
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.judge import BATCH_TOKENS, MOST_WORDS, VARIANTS, WORDS
 from pacorl.judge.prompting import ChatPrompt, Prompting
