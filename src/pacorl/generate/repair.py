@@ -184,7 +184,10 @@ def _is_better(check: Check, *, than: Check) -> bool:
         return False
     ranks = sorted(panel.rank for panel in check.panels)
     earlier = sorted(panel.rank for panel in than.panels)
-    return next((new > old for new, old in zip(ranks, earlier, strict=True) if abs(new - old) >= TIE), False)
+    for new, old in zip(ranks, earlier, strict=True):
+        if abs(new - old) >= TIE:
+            return new > old
+    return False
 
 
 def repair_page(

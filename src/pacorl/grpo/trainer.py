@@ -199,7 +199,7 @@ class PolicyTrainer:
         asking = (reward for reward in self.rewards.values() if isinstance(reward, Consistency))
         self.consistency = next(asking, Consistency(own_judge) if own_judge else None)
         """The reward of consistency, or one of the run's judge, which asks for the theme; None without a judge."""
-        has_own_judge = config.judge is not None and not config.judge.remote
+        has_local_judge = config.judge is not None and not config.judge.remote
         self.scorer = Scorer(
             self.rewards,
             # In turns the scorers are off the device during sampling.
@@ -208,7 +208,7 @@ class PolicyTrainer:
             # Not `check_stop`, a collective: each rank waits for its own scores.
             check_stop=self.runtime.check_signal,
             group_size=config.group_size if self.division.whole_groups else 1,
-            per_call=PER_CALL if has_own_judge and device.type == "cuda" else 1,
+            per_call=PER_CALL if has_local_judge and device.type == "cuda" else 1,
         )
         self._open.callback(self.scorer.close)
 

@@ -85,15 +85,16 @@ def update_policy(
 def _summary(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> dict[str, float]:
     """Average each metric over the terms of an update by their samples; of a ratio deviation take the largest."""
     # Copy the metrics of all terms to the host at once, since each copy waits for the GPU. fp64 holds them all.
-    tensors = []
+    wide = []
     for _, metrics in results:
-        tensors += [metric for metric in metrics.values() if isinstance(metric, Tensor)]
-    wide = [tensor.detach().to(widest_float(tensor.device)) for tensor in tensors]
+        for metric in metrics.values():
+            if isinstance(metric, Tensor):
+                wide.append(metric.detach().to(widest_float(metric.device)))
     numbers = iter(torch.stack(wide).tolist() if wide else ())
 
     # Weights relative to the largest term: with equal batches they are exactly 1.
     most = max(samples for samples, _ in results)
-    # `numbers` has the order of `tensors`.
+    # `numbers` has the order of `wide`.
     columns: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for samples, metrics in results:
         for name, metric in metrics.items():

@@ -169,10 +169,14 @@ def load_aesthetic_head(path: Path) -> list[tuple[Tensor, Tensor]]:
     try:
         # It is a pickle; without `weights_only` it could run code.
         state = torch.load(path, map_location="cpu", weights_only=True)
-        layers = [(state.pop(f"layers.{n}.weight"), state.pop(f"layers.{n}.bias")) for n in AESTHETIC_LAYERS]
+        layers = []
+        for number in AESTHETIC_LAYERS:
+            weight = state.pop(f"layers.{number}.weight")
+            bias = state.pop(f"layers.{number}.bias")
+            layers.append((weight.float(), bias.float()))
         if state:
             raise KeyError(*state)
-        return [(weight.float(), bias.float()) for weight, bias in layers]
+        return layers
     except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
         raise RewardError(f"{path} is damaged, or has not the predictor's layers ({excerpt(str(error))})") from None
 

@@ -35,9 +35,13 @@ def looks(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str,
 
 def grades_of(prompts: Sequence[Prompt], sets: Sets) -> dict[str, float]:
     """Compute the means of `grade` over all sets, and `of_all_sets` of the sets whose prompt names no look."""
-    graded = [grade(asked_in(prompt), shown) for prompt, shown in zip(prompts, sets, strict=True)]
+    graded = []
+    free = []
+    for prompt, shown in zip(prompts, sets, strict=True):
+        graded.append(grade(asked_in(prompt), shown))
+        if names_no_look(prompt):
+            free.append(shown)
     means = {name: fmean([grades[name] for grades in graded]) for name in graded[0]}
-    free = [shown for prompt, shown in zip(prompts, sets, strict=True) if names_no_look(prompt)]
     return {**means, **of_all_sets(free)}
 
 

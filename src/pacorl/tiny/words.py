@@ -159,7 +159,10 @@ def tiny_edit(text: str) -> str:
     def plain(instruction: str) -> str:
         return instruction.strip().removesuffix(".").casefold()
 
-    return next((instruction for instruction in EDITS if plain(instruction) == plain(text)), text)
+    for instruction in EDITS:
+        if plain(instruction) == plain(text):
+            return instruction
+    return text
 
 
 def check_tiny_edit(prompt: Prompt) -> None:
