@@ -165,11 +165,13 @@ REFUSAL = {"model": Refusal, "description": STATUSES}
 
 
 class ServedJudge:
-    """A judge with its name, its one thread, and the first-token questions that wait for it."""
+    """A judge with its name, its one thread, the first-token questions that wait for it, and its two routes."""
 
     def __init__(self, name: str, judge: LocalJudge) -> None:
         self.name = name
         self.judge = judge
+        self.about = PacoReward(judge, name=name).about
+        """Its name and caveats, for the documents of scores."""
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self.waiting: list[tuple[ChatPrompt, Future[Tensor]]] = []
 
@@ -204,6 +206,41 @@ class ServedJudge:
         for (_, answer), row in zip(batch, rows, strict=True):
             answer.set_result(row)
 
+    # --- routes ------------------------------------------------------------------------------------------------
+
+    async def chat(self, request: ChatRequest) -> dict[str, Any]:
+        """Answer a question; first tokens of concurrent requests share a batch."""
+        request.check_model(self.name)
+        *image_items, last = request.messages[0].content
+        if [*{item.type for item in image_items}, last.type] not in (["image_url", "text"], ["text"]):
+            raise RefusedError("messages: a question is one turn of images, and then one text")
+        if fault := text_fault(last.text):
+            raise RefusedError(f"messages: {fault}")
+        images = await decoded([item.image_url.get("url", "") for item in image_items])
+        (prompt,) = self.judge.prompting.chat_prompts([Question(tuple(images), last.text)])
+        if request.most_tokens == 1:
+            row_V = await self.log_probs(prompt)
+            return completion(request, self, prompt, [int(row_V.argmax())], row_V)
+        if request.logprobs:
+            raise RefusedError("log-probabilities are those of one token; set max_tokens to 1")
+        ids = await self.submit(self.judge.generate, prompt, max_tokens=request.most_tokens)
+        return completion(request, self, prompt, ids)
+
+    async def consistency(self, request: ConsistencyRequest) -> dict[str, Any]:
+        """Score or check a set: the documents of `pacorl score --json` and `pacorl check --json`."""
+        request.check_model(self.name)
+        panels = await decoded(request.images)
+        if len(panels) < 2 and not request.references:
+            raise RefusedError("1 image has nothing to be compared with; give two or more")
+        if request.least is None:
+            scores = await self.submit(score_set, self.judge, panels, theme=request.theme, ranking=request.ranking)
+            return self.about | scores.to_dict()
+        characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
+        check = await self.submit(
+            check_set, self.judge, panels, least=request.least, theme=request.theme, characters=characters
+        )
+        return self.about | check.to_dict()
+
 
 async def decoded(urls: Sequence[str]) -> list[Image]:
     """Decode data URLs in the confined process, where they share the pixels of a request. Raises ImageError."""
@@ -228,9 +265,7 @@ def data_of(url: str, *, name: str) -> bytes:
 # --- the application -------------------------------------------------------------------------------------------
 
 
-def create_app(  # noqa: C901, PLR0915 - a list of routes
-    name: str, judge: LocalJudge, *, api_key: str = "", identity: str = ""
-) -> FastAPI:
+def create_app(name: str, judge: LocalJudge, *, api_key: str = "", identity: str = "") -> FastAPI:
     """Build the server's application for one judge.
 
     Args:
@@ -238,8 +273,7 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
         identity: Digest of the weights (`identity_at`), to which clients bind their calibrations.
     """
     served = ServedJudge(name, judge)
-    about = PacoReward(judge, name=name).about
-    model = {"id": name, "object": "model", "identity": identity, **about}
+    model = {"id": name, "object": "model", "identity": identity, **served.about}
     registry = CollectorRegistry()
     seconds = Histogram("pacorl_request_seconds", "Time of a request.", ["path", "status"], registry=registry)
     open_requests = Gauge("pacorl_requests_open", "Requests without an answer, this one too.", registry=registry)
@@ -302,41 +336,8 @@ def create_app(  # noqa: C901, PLR0915 - a list of routes
         """The served model, with the digest of its weights as `identity`."""
         return {"object": "list", "data": [model]}
 
-    @app.post("/v1/chat/completions", dependencies=keyed, responses={200: {"model": ChatCompletion}})
-    async def chat(request: ChatRequest) -> dict[str, Any]:
-        """Answer a question; first tokens of concurrent requests share a batch."""
-        request.check_model(name)
-        *image_items, last = request.messages[0].content
-        if [*{item.type for item in image_items}, last.type] not in (["image_url", "text"], ["text"]):
-            raise RefusedError("messages: a question is one turn of images, and then one text")
-        if fault := text_fault(last.text):
-            raise RefusedError(f"messages: {fault}")
-        images = await decoded([item.image_url.get("url", "") for item in image_items])
-        (prompt,) = judge.prompting.chat_prompts([Question(tuple(images), last.text)])
-        if request.most_tokens == 1:
-            row_V = await served.log_probs(prompt)
-            return completion(request, served, prompt, [int(row_V.argmax())], row_V)
-        if request.logprobs:
-            raise RefusedError("log-probabilities are those of one token; set max_tokens to 1")
-        ids = await served.submit(judge.generate, prompt, max_tokens=request.most_tokens)
-        return completion(request, served, prompt, ids)
-
-    @app.post("/v1/consistency", dependencies=keyed)
-    async def consistency(request: ConsistencyRequest) -> dict[str, Any]:
-        """Score or check a set: the documents of `pacorl score --json` and `pacorl check --json`."""
-        request.check_model(name)
-        panels = await decoded(request.images)
-        if len(panels) < 2 and not request.references:
-            raise RefusedError("1 image has nothing to be compared with; give two or more")
-        if request.least is None:
-            scores = await served.submit(score_set, judge, panels, theme=request.theme, ranking=request.ranking)
-            return about | scores.to_dict()
-        characters = [(name, await decoded(urls)) for name, urls in request.references.items()]
-        check = await served.submit(
-            check_set, judge, panels, least=request.least, theme=request.theme, characters=characters
-        )
-        return about | check.to_dict()
-
+    app.post("/v1/chat/completions", dependencies=keyed, responses={200: {"model": ChatCompletion}})(served.chat)
+    app.post("/v1/consistency", dependencies=keyed)(served.consistency)
     return app
 
 
