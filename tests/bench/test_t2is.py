@@ -137,6 +137,10 @@ def _mean(value: Interval | float | None) -> float:
 def test_images_of_others_and_their_aesthetics(
     t2is_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    criteria = t2is_folder / "prompt_consistency.json"
+    document = json.loads(criteria.read_text())
+    document["0001_0001"]["Style"] = [{"Line": "One kind of line."}]
+    criteria.write_text(json.dumps(document))
     images = finished(t2is_folder, tmp_path / "images")
     with pytest.raises(ValueError, match="linearMSE"):  # the head is not here, before anything is generated
         bench_over(t2is_folder, images, aesthetics=True)
@@ -148,6 +152,10 @@ def test_images_of_others_and_their_aesthetics(
     cells = dict(zip(bench.table.columns, line.cells, strict=True))
     assert _mean(cells["Identity"]) == 0.5
     assert _mean(cells["Aesthetics"]) == pytest.approx(0.6)  # LAION's are from 0 to 10
+    # The average is of the cases that the released evaluation counts.
+    assert (_mean(cells["Style"]), _mean(cells["Style, all cases"])) == pytest.approx((0.5, 1 / 4))
+    aesthetics, *figures = (_mean(cells[name]) for name in bench.table.columns[:7])
+    assert _mean(cells["Average"]) == pytest.approx(average(aesthetics, figures[:3], figures[3:]))
 
 
 # --- leaks ---------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def again(*arguments: object) -> Result:
 @pytest.mark.slow
 def test_a_page_is_repaired_and_passes_the_check(page: Path) -> None:
     before = page.read_bytes()
-    options = ("--character", "hero", "--kind", "kontext", "--judge", "tiny", "--min", 0.5, "--tries", 16)
+    options = ("--character", "hero", "--kind", "kontext", "--judge", "tiny", "--min", 0.5, "--tries", 16, "--seed", 2)
     result = again("--from", page, *options, "--json")
     assert result.exit_code == 0, result.output
     (document,) = json.loads(result.stdout)["made"]
@@ -56,7 +56,7 @@ def test_a_page_is_repaired_and_passes_the_check(page: Path) -> None:
     tries = document["tries"]
     assert [entry["accepted"] for entry in tries][-1] is True
     assert {entry["panel"] for entry in tries} == {4}
-    assert [entry["seed"] for entry in tries] == [str(5 + entry["try"]) for entry in tries]
+    assert [entry["seed"] for entry in tries] == [str(5 + 2 + entry["try"]) for entry in tries]
     texts = json.loads(png_texts(page)["panels"])
     assert all(png_texts(Path(entry["image"]))["panel"] == texts[3] for entry in tries)
     assert page.read_bytes() == before

@@ -89,7 +89,7 @@ def test_code_is_compared_by_its_source() -> None:
 
 
 def test_every_file_that_a_config_names_is_hashed(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.py"
+    mine = tmp_path / "é 猫 '.py"
     mine.write_text("x = 1\n")
     document = {"objective": {"name": f"{mine}:a"}, "rewards": [{"name": f"{mine}:b"}, {"name": "gone.py:c"}], "n": 1}
     assert file_digests(document).keys() == {f"{mine}:a", f"{mine}:b"}

@@ -95,7 +95,8 @@ def test_too_few_pairs_of_a_label_are_refused() -> None:
     pair = Comparison((Path("a.png"), Path("b.png")), "same?", consistent=True)
     labelled = [replace(pair, consistent=number < FEWEST) for number in range(2 * FEWEST)]
     check_pairs("http://judge", labelled)
-    for pairs in (labelled[1:], labelled[:-1]):
+    more = labelled[-FEWEST // 2 :]
+    for pairs in (labelled[1:], labelled[:-1], [*labelled[1:], *more]):
         with pytest.raises(ValueError, match=f"{FEWEST} of each or more"):
             check_pairs("http://judge", pairs)
 

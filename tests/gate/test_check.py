@@ -103,6 +103,10 @@ def test_without_an_answer_no_panel_passes() -> None:
     assert (document["passed"], document["code"]) == (None, INCOMPLETE)
     assert [panel["passed"] for panel in document["panels"]] == [None, True, None]
     assert [pair.error for pair in check.scores.missing] == ["no connection"]
+    # Nor if other comparisons have all of their answers.
+    whole = check_set(Asked(by_grey), grey(20, 21, 22), least=0.5)
+    for both in (whole.with_lower(check), check.with_lower(whole)):
+        assert both.unsure == (0, 2)
 
 
 def test_at_the_threshold_a_panel_passes() -> None:

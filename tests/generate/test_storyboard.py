@@ -73,7 +73,7 @@ def cast(tmp_path) -> Path:
 
 
 BOARD = (
-    "title: x\nlayout: 1x1\ncharacters: [ann, bob, cleo]\nscenes: ['{ann} and {bob} cook', '{cleo} sings', 'A street']"
+    "title: x\nlayout: 1x1\ncharacters: [ann, bob, cleo]\nscenes: ['{ann} and { bob } cook', '{cleo} sings', 'A road']"
 )
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.base import ConfigError, Section, changes_to, check_changes, dump
 from pacorl.config.reference import RUNS
 from pacorl.config.reference import keys_of as all_keys
@@ -294,6 +295,16 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     # A run that went on from step 3, since steps 4 and 5 were damaged, gives up step 5 when it comes to step 4.
     prune(tmp_path, keep=2, newest=4, best=paths[1])
     assert checkpoints(tmp_path) == [paths[1], paths[3]]
+
+
+@pytest.mark.parametrize(("kind", "exported"), [(PolicyConfig, "2"), (CharacterConfig, "1")])
+def test_a_policy_exports_its_newest_adapter_and_a_character_its_best(
+    tmp_path: Path, kind: type[PolicyConfig | CharacterConfig], exported: str
+) -> None:
+    config: Any = kind.model_validate({"out": tmp_path, "model": {"checkpoint": "tiny"}})
+    for step, score in ((1, 0.9), (2, 0.1)):
+        saved(config, step, score=score)
+    assert (tmp_path / "adapter" / "adapter_config.json").read_text() == exported
 
 
 def test_a_kill_before_any_change_of_the_disk_loses_no_checkpoint(

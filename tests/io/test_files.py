@@ -167,6 +167,9 @@ def test_only_own_folders_and_files_with_the_mark_are_written(tmp_path: Path) ->
     claim_folder(tmp_path / "new")
     write_atomic(tmp_path / "new" / "a.txt", "")
     claim_folder(tmp_path / "new")
+    killed = tmp_path / "killed" / ".a.png.host-1-0123abcd.part"
+    write_atomic(killed, "")
+    claim_folder(killed.parent)
     check_made(page)
     write_atomic(page, '<a class="brand" href="#top">pacorl</a>')
     check_made(page)

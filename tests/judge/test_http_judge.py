@@ -100,6 +100,14 @@ def test_concurrency_is_bounded_over_all_ranks(server: FakeServer, monkeypatch: 
     assert server.busiest == 2
 
 
+def test_every_spelling_of_one_token_is_asked_for(server: FakeServer) -> None:
+    """A spelling that is not listed would be left out of the sum."""
+    server.tokens = {"Yes": [7], "yes": [70, 71], "YES": [72], "No": [9], "no": [90], "N": [91]}
+    with judge_of(server, variants=True) as judge:
+        assert_all_right(judge)
+    assert sorted(server.chats[-1]["logprob_token_ids"]) == [7, 9, 72, 90, 91]
+
+
 def refuses_the_switch(handler: Handler, number: int) -> bool:
     """As OpenAI's own service."""
     return "chat_template_kwargs" in handler.fake.chats[number - 1] and handler.fail(400, "unknown field") is None

@@ -73,6 +73,18 @@ def test_the_words_have_the_paired_difference(
     assert f'<div class="verdict"><p>{line}</p>' in page
 
 
+def test_pairs_without_groups_are_grouped_by_their_first_image(tmp_path: Path) -> None:
+    """Nine images, each with two others."""
+    given = []
+    for number in range(18):
+        first, second = (tmp_path / f"{name}.png" for name in (number // 2, f"other {number}"))
+        for path in (first, second):
+            Image.new("RGB", (8, 8)).save(path)
+        given.append(Comparison((first, second), "Same?", consistent=number % 2 == 0))
+    summary = evaluate(tmp_path, given, answers(given, right=0.5), answers(given, right=0.9))
+    assert summary["after"]["auc"]["groups"] == summary["difference"]["auc"]["groups"] == 9
+
+
 def test_answers_to_other_pairs_are_not_compared(tmp_path: Path) -> None:
     """As in a run that is resumed with another data.evaluation."""
     old, new = pairs(tmp_path / "old", prompts=9), pairs(tmp_path / "new", prompts=10, colour="blue")

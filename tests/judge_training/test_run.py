@@ -326,6 +326,13 @@ def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) ->
         load(JudgeConfig, None, [override])
 
 
+def test_the_limited_evaluation_is_spread_over_its_file(run: Any, data: Path) -> None:
+    """Files are often in the order of their categories."""
+    held_out = load_data(run("data.evaluation=['tiny:dev:12']", "data.evaluation_limit=4")).evaluation
+    whole = load_data(run("data.evaluation=['tiny:dev:12']")).evaluation
+    assert [whole.index(pair) // 3 for pair in held_out] == [0, 1, 2, 3]
+
+
 def test_rows_have_their_images_in_order(data: Path) -> None:
     (_, straight), (_, swapped) = in_both_orders(comparisons_from(str(data))[:1])
     assert straight.images == swapped.images[::-1]

@@ -126,6 +126,7 @@ def test_evaluations_are_before_after_and_between(monkeypatch: pytest.MonkeyPatc
 def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all() -> None:
     absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`", 17 * 10**9)
     memory = peaks.Memory({"encode": 4 * GIB, "train": 3 * GIB}, host=GIB)
+    again = dataclasses.replace(absence, key="evaluation.judge")
     plan = Plan(memory, (absence,), facts={"leaks": "mind the gap"}, device="a card", device_bytes=8 * GIB)
     lines = str(plan).splitlines()
     assert lines[0].startswith("verdict: fits a card")
@@ -137,6 +138,7 @@ def test_a_plan_is_one_screen_with_the_verdict_first_and_json_with_all() -> None
     assert document["memory"]["phases"]["encode"] == document["peak_bytes"] == 4 * GIB
     assert document["absences"] == [dataclasses.asdict(absence)]
     assert plan.exit_code == 2
+    assert dataclasses.replace(plan, absences=(absence, again)).download_bytes == absence.bytes, "fetched once"
 
     def exit_code(**changes: Any) -> int:
         return dataclasses.replace(plan, absences=(), **changes).exit_code

@@ -38,7 +38,7 @@ def test_every_column_is_read(tmp_path: Path) -> None:
     [
         "reference,candidates\nr.png,a.png|b.png = c.png|d.png",
         "\ufeffreference,candidates,notes\r\nr.png,a.png | b.png = c.png | d.png,fine\r\n,,\r\n",
-        "reference; candidates;notes\nr.png;a.png | b.png = c.png | d.png;fine, too\n;;\n",
+        "reference; candidates;notes\nr.png;a.png | b.png = c.png | d.png;a, b, c, d, e, f, g, h\n;;\n",
         "reference\tcandidates\nr.png\ta.png | b.png = c.png | d.png\n",
     ],
 )

@@ -63,6 +63,10 @@ def test_the_parts_of_a_missing_pair_are_missing() -> None:
     assert found.score is None
     assert found.part_P is not None
     assert [part is None for part in found.part_P] == [True, False, True]
+    # It is told at the end of an epoch, whose later sets may have all of their answers.
+    answered = answering([0.1] * 3, [0.5] * 3, [1.0] * 3)
+    reward.judge = answered
+    reward([PROMPT], [SHEET])
     assert reward.last_error == "no connection"
 
 

@@ -33,6 +33,7 @@ from pacorl.config.options import UsageError
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent, shows_text
 from pacorl.gate.paco_reward import PacoReward
+from pacorl.gate.scores import question_about
 from pacorl.io.net import ServiceRefusedError
 from pacorl.judge import identity_at
 from pacorl.judge.calibration import Calibration
@@ -176,6 +177,13 @@ def test_a_gate_answers_with_the_document_of_the_command(tiny_url: str, hero: li
         assert here["score"] == pytest.approx(there["score"], abs=1e-5)
     assert "tiny judge" in answer["note"]
     assert of_command["note"] == f"{tiny_url}/v1: {answer['note']}"
+
+
+@pytest.mark.parametrize("use", [{}, {"least": 0.5}, {"ranking": True}])
+@pytest.mark.parametrize("theme", ["", "a red hero"])
+def test_a_set_is_asked_about_its_theme(tiny_url: str, hero: list[str], use: dict[str, Any], theme: str) -> None:
+    _, answer = ask(f"{tiny_url}/v1/consistency", {"images": hero[1:4], "theme": theme, **use})
+    assert answer["question"] == question_about(theme)
 
 
 def test_a_gate_has_references_and_refuses_if_its_controls_fail(tiny_url: str, hero: list[str]) -> None:

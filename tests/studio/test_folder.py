@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -95,6 +96,11 @@ def test_a_character_is_a_folder_that_the_commands_read(folder):
         with pytest.raises(ValueError, match=named):
             folder.new_character(refused, description)
     assert folder.characters() == [name]
+    card = folder.character_folder(name) / "card.yaml"
+    card.write_text("description: a king\nkeep: {outfit: a crown}\n")
+    kept = folder.character(name)
+    folder.describe(name, "an old\nking")
+    assert folder.character(name) == replace(kept, description="an old king")
 
 
 def test_one_studio_at_a_time_and_files_are_the_owners_alone(folder):

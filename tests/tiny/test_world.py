@@ -15,6 +15,7 @@ from tiny_sets import draw_grid
 
 from pacorl.core.grid import panel_texts, split
 from pacorl.core.set_scores import kappa
+from pacorl.tiny.grading import grades_of, of_all_sets
 from pacorl.tiny.oracle import agreement, evenness, grade, majority, read_panels
 from pacorl.tiny.words import asked_in, check_tiny, check_tiny_edit, tiny_edit, tiny_prompt
 from pacorl.tiny.world import IDENTITY, LOOKS, VALUES, Panel, draw, panels_of, set_prompts
@@ -161,6 +162,14 @@ def test_kappa_takes_out_what_different_sets_share() -> None:
     assert (kappa(*learned["colour"]), kappa(*learned["hat"])) == (1, 0)
     # Within: no pair is equal. Across: two of four are.
     assert agreement([[HERO, blue], [HERO, blue]])["colour"] == (0, 0.5)
+
+
+def test_sets_whose_prompts_name_a_look_count_in_no_agreement_of_all_sets() -> None:
+    """They agree by their words, whatever the generator learned."""
+    free, named = (tiny_prompt(f"a{colour} hero in town", SCENES, Grid(2, 2)) for colour in ("", " red"))
+    shown = [[HERO] * 4, [HERO, HERO, HERO, replace(HERO, colour="blue", hat="cap")]]
+    grades = grades_of([free, free, named], [*shown, [replace(HERO, hat="cap")] * 4])
+    assert of_all_sets(shown).items() <= grades.items()
 
 
 def test_diversity_is_that_of_majorities() -> None:

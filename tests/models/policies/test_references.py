@@ -101,6 +101,8 @@ def test_prompts_share_a_forward_if_their_images_have_equal_sizes(
     references = [images[:1], images[:1], images[1:2], images[:2]]
     prompts = [Prompt(number, f"fox {number}", references=paths) for number, paths in enumerate(references)]
     assert len({policy.forward_key(prompt, SIZE) for prompt in prompts}) == keys
+    alike = [replace(prompt, text="fox") for prompt in prompts]
+    assert len({policy.forward_key(prompt, SIZE) for prompt in alike}) == min(keys, 3)
 
 
 @pytest.mark.parametrize("kind", ["qwen_edit_plus", "klein"])
