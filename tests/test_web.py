@@ -64,6 +64,16 @@ def test_a_link_becomes_a_cookie_that_scripts_and_other_sites_cannot_have(client
     assert client.get("/private").headers["content-security-policy"].startswith("default-src 'self'")
 
 
+def test_a_refused_page_is_a_sentence_for_people_and_json_for_programs(client):
+    assert client.get("/private").json()["detail"] == "this link is not known"
+    for headers in ({"cookie": "a_cookie_8767=of-before"}, {"host": "evil.example<b>"}):
+        answer = client.get("/private", headers=headers | {"accept": "text/html,*/*"})
+        assert answer.status_code in (401, 421)
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "This page does not open: " in answer.text
+        assert "<b>" not in answer.text
+
+
 HOSTS = [(HOST, 200), ("127.0.0.1:80", 200), ("[::1]", 200), ("evil.example", 421), ("", 421), ("[", 421)]
 
 

@@ -15,12 +15,13 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
 from fastapi import APIRouter, Body, HTTPException, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
@@ -95,7 +96,13 @@ class Guard:
             if scope["type"] == "websocket":
                 # Closed with a code: uvicorn logs an error for each that is answered over HTTP.
                 return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
-            return await refused(refusal.detail, refusal.status_code)(scope, receive, send_with_headers)
+            answer = refused(refusal.detail, refusal.status_code)
+            # A person who opened a page reads a sentence.
+            if connection.headers.get("accept", "").startswith("text/html"):
+                sentence = f"This page does not open: {escape(refusal.detail)}."
+                page = read_text(SHARED_FILES / "join.html").replace("<!-- refusal -->", sentence)
+                answer = HTMLResponse(page, refusal.status_code)
+            return await answer(scope, receive, send_with_headers)
         await self.app(scope, receive, send_with_headers)
         return None
 

@@ -8,6 +8,7 @@ function say(text) {
 async function signIn() {
   const token = location.hash.slice(1);
   history.replaceState(null, "", location.pathname);
+  if (!token && document.getElementById("message").textContent) return; // a refused page says why
   if (!token) return say("This link is incomplete: open all of it, with the characters after the #.");
   say("Opening …");
   try {
