@@ -9,6 +9,7 @@ from stories import SET
 from typer.testing import CliRunner
 
 from pacorl.cli import app
+from pacorl.config.options import UsageError
 from pacorl.generate.generator import Generator
 from pacorl.models.int8 import streamed_bytes
 from pacorl.types import Prompt
@@ -28,6 +29,15 @@ def test_generating_fits_small_cards() -> None:
     assert 12 < peak(*flux, "--memory", "low") <= 14.5
     assert peak(*flux) > 32
     assert peak("--memory", "low") <= peak()
+
+
+def test_a_plan_for_another_card_compares_with_that_card() -> None:
+    words = ["generate", "a hero in town", *SET, "--json", "--card"]
+    document = json.loads(CliRunner().invoke(app, [*words, "12", "--dry-run"]).stdout)
+    assert (document["device_bytes"], document["main_bytes"]) == (12 * 2**30, None)
+    document = json.loads(CliRunner().invoke(app, [*words, "1", "--dry-run"]).stdout)
+    assert "does not fit a card of 1 GB" in document["shortage"]
+    assert isinstance(CliRunner().invoke(app, [*words, "12"]).exception, UsageError)
 
 
 @pytest.mark.slow

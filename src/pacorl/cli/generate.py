@@ -13,7 +13,7 @@ from typer import Argument, Exit, Option
 from pacorl.cli.gate import CheckOptions, Gate
 from pacorl.cli.generator import AdaptedGenerator, ChoiceOptions, print_plan
 from pacorl.cli.redraw import IMAGE_MARK, Redrawing, read_page
-from pacorl.cli.shared import JSON, echo, echo_errors, print_json, progress
+from pacorl.cli.shared import CARD, JSON, check_card, echo, echo_errors, print_json, progress
 from pacorl.config.options import UsageError, option
 from pacorl.types import TINY
 
@@ -105,11 +105,13 @@ def generate(
         "--dry-run",
         help="Print what generator and judge would need, and load nothing. Exit code 2: one is absent.",
     ),
+    card: int = CARD,
     as_json: bool = JSON,
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG contains its recipe."""
     from pacorl.io.files import check_writable
 
+    check_card(card, dry_run=dry_run)
     request.check(text)
     gate = None
     if choice.least is not None or request.page:
@@ -123,7 +125,7 @@ def generate(
     requested = read_request(text, request, generator, gate)
     judge = _check_request(requested, generator, choice, gate, separate=request.separate)
     if dry_run:
-        print_plan(generator, choice, judge, prompts=requested.prompts, as_json=as_json)
+        print_plan(generator, choice, judge, requested.prompts, card=card, as_json=as_json)
     check_writable(out, folder=True)
     jobs, codes = _unfinished(requested, generator, choice, out, separate=request.separate)
     generator.check(requested.prompts)

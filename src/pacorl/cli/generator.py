@@ -118,7 +118,13 @@ class ChoiceOptions(CalibratedJudge):
 
 
 def print_plan(
-    generator: AdaptedGenerator, choice: ChoiceOptions, source: str, *, prompts: Sequence[Prompt], as_json: bool
+    generator: AdaptedGenerator,
+    choice: ChoiceOptions,
+    source: str,
+    prompts: Sequence[Prompt],
+    *,
+    card: int,
+    as_json: bool,
 ) -> NoReturn:
     """Print the memory and downloads of generator and judge, and end the command."""
     from pacorl.plan.plan import plan_generation
@@ -127,5 +133,5 @@ def print_plan(
     spec = generator.spec_of(prompts)
     images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0)
     policy = spec.options_for(generator.model, dtype=generator.dtype, memory=choice.memory, **generator.policy_options)
-    plan = plan_generation(policy, size=generator.size, judge=source, images=images)
+    plan = plan_generation(policy, size=generator.size, judge=source, images=images, card=card)
     end_with(plan, as_json=as_json)

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from pacorl.cli.shared import echo, echo_errors, needing
-from pacorl.config.options import JUDGE_KEY, StudioModels, UsageError
+from pacorl.config.options import JUDGE_KEY, Memory, StudioModels, UsageError
 from pacorl.types import TINY
 
 
@@ -20,6 +20,7 @@ def serve(
     name: str = Option("", help="The name that requests ask for; by default the last part of the judge's."),
     host: str = Option("127.0.0.1", help="Where to listen; other machines cannot reach the default."),
     port: int = Option(8000, min=0, max=65_535, help="Its port."),
+    memory: Memory = Option("normal", help="Of the built-in server, as for `pacorl check`: low or lowest."),
     api_key: str | None = Option(None, help="Ask callers for this key.", envvar=JUDGE_KEY),
 ) -> None:
     """Serve a judge over an OpenAI-compatible API. Arguments after `--` are passed to `vllm serve`."""
@@ -38,12 +39,14 @@ def serve(
     if backend == "vllm":
         if source == TINY:
             raise UsageError(f"vLLM does not know the judge {TINY}; name a model or LoRA, or take --backend builtin")
+        if memory != "normal":
+            raise UsageError("--memory is the built-in server's; give vLLM options of its own after --")
         run_vllm(vllm_command(source, name, host=host, port=port, extra=context.args), api_key=key or "")
     if context.args:
         raise ValueError(f"{' '.join(context.args)} would be for vLLM; the built-in server takes no further arguments")
 
     from pacorl.io.quiet import quiet_loading
-    from pacorl.judge import check_judge, identity_at
+    from pacorl.judge import check_judge, identity_at, settings_of
     from pacorl.runtime.cores import use_cores
 
     check_judge(source)
@@ -58,7 +61,8 @@ def serve(
 
         use_cores()
         quiet_loading()
-        judge = LocalJudge.from_pretrained(source, **placement(source))
+        form = settings_of(source, memory=memory)
+        judge = LocalJudge.from_pretrained(source, quantize=form.quantize, stream=form.stream, **placement(source))
         app = create_app(name, judge, api_key=key or "", identity=identity_at(source))
         echo_errors(f"serving {name} at {url}/v1")
         run(app, listener)

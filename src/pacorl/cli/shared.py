@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import typer
 
-from pacorl.config.options import FLAG, UsageError
+from pacorl.config.options import FLAG, LARGEST, UsageError
 from pacorl.io.terminal import CONTROLS, Progress, printable
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MANY = 256
 """Questions of one call of a judge; more are announced."""
 JSON = typer.Option(False, "--json", help="Print JSON.")
+CARD = typer.Option(
+    0, min=0, max=LARGEST, help="With --dry-run: gigabytes of the card to plan for, instead of this machine's."
+)
 
 
 class Commands(typer.Typer):
@@ -142,6 +145,12 @@ def print_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
     """Print a document for programs, in UTF-8; control characters are JSON's escapes."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
     typer.echo(CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text))
+
+
+def check_card(card: int, *, dry_run: bool) -> None:
+    """Raise UsageError for a card without a plan."""
+    if card and not dry_run:
+        raise UsageError("--card plans for another card; add --dry-run, or leave it out to use this one")
 
 
 def end_with(plan: Plan, *, as_json: bool) -> NoReturn:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typer import Argument, Option
 
-from pacorl.cli.shared import echo, end_with
-from pacorl.config.options import LARGEST, UsageError
+from pacorl.cli.shared import CARD, check_card, echo, end_with
 from pacorl.runtime.stopping import EX_TEMPFAIL
 
 if TYPE_CHECKING:
@@ -27,9 +26,6 @@ DRY_RUN = Option(
     False,
     "--dry-run",
     help="Check the config and print its requirements. Exit code 2: something is absent or does not fit.",
-)
-CARD = Option(
-    0, min=0, max=LARGEST, help="With --dry-run: gigabytes of the card to plan for, instead of this machine's."
 )
 AS_JSON = Option(False, "--json", help="With --dry-run: print the plan as JSON.")
 
@@ -47,7 +43,7 @@ def train_policy(
     from pacorl.config.base import load
     from pacorl.grpo.policy_config import PolicyConfig
 
-    _check_card(card, dry_run=dry_run)
+    check_card(card, dry_run=dry_run)
     run = load(PolicyConfig, config, overrides or [])
     if dry_run:
         from pacorl.config.user_files import blamed_on_code
@@ -78,12 +74,6 @@ def train_policy(
     # Only the main process prints.
     if destroy_process_group():
         echo_page(folder)
-
-
-def _check_card(card: int, *, dry_run: bool) -> None:
-    """Raise UsageError for a card without a plan."""
-    if card and not dry_run:
-        raise UsageError("--card plans for another card; add --dry-run, or leave it out to train on this one")
 
 
 def echo_page(run: Path) -> None:
@@ -171,7 +161,7 @@ def train_character(
     from pacorl.config.base import load
 
     # The config, with the character of the command line.
-    _check_card(card, dry_run=dry_run)
+    check_card(card, dry_run=dry_run)
     run = load(CharacterConfig, config, [f"character={folder}", *(overrides or [])])
     if dry_run:
         from pacorl.plan.characters import plan_character

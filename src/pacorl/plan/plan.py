@@ -258,7 +258,9 @@ def _check_rewards(
 # --- generating ------------------------------------------------------------------------------------------------
 
 
-def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: str = "", images: int = 0) -> Plan:
+def plan_generation(
+    options: PolicyOptions, *, size: Size | None = None, judge: str = "", images: int = 0, card: int = 0
+) -> Plan:
     """Measure the memory of generating one image at a time.
 
     Args:
@@ -266,6 +268,7 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         size: size of the image; 1024 × 1024, or the tiny checkpoint's own, by default.
         judge: the judge of candidates; behind HTTP it takes no memory here, and is asked whether it answers.
         images: number of sources and references.
+        card: gigabytes of the card that it is for; 0 for this machine's.
     """
     configs, missing = sources.generator_of(options)
     settings = settings_of(judge, memory=options.memory) if judge else None
@@ -279,4 +282,4 @@ def plan_generation(options: PolicyOptions, *, size: Size | None = None, judge: 
         images=images or _images_of([], options),
         scorers=[judge_scorer(settings, judge_configs)] if settings and judge_configs else [],
     )
-    return Plan(measure(job), [*missing, *missing_judge], **machine())
+    return Plan(measure(job), [*missing, *missing_judge], **machine(card))
