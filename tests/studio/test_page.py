@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +113,10 @@ def test_dropped_pictures_become_a_page_with_its_recipe_and_what_is_none_is_name
         await drop(user, {"a.png": png_bytes(Image.new("RGB", (8, 8))), "b.png": b"no image"})
         await user.should_see("b.png", retries=20)
         assert studio.folder.pages == []
+        await drop(user, {"c.png": png_bytes(Image.new("RGB", (8, 8))), "d.png": png_bytes(Image.new("RGB", (8, 8)))})
+        await user.should_see("The practice model and the practice judge know only", retries=20)
+        await user.should_not_see("Check and repair", retries=20)
+        studio.names = replace(studio.names, judge="http://127.0.0.1:8000")
         await drop(user, {f"{name}.png": png_bytes(Image.new("RGB", (8, 8))) for name in "abcde"})
         await user.should_see("a.png, b.png, c.png, d.png, e.png", retries=20)
         await user.should_see("Check and repair", retries=20)
@@ -174,7 +179,7 @@ def test_a_character_is_made_kept_captioned_and_removed_by_one_rule(studio):
         await asyncio.sleep(1)
 
     visit(studio, story)
-    assert studio.folder.characters() == ["Milo_the_hat"]
+    assert studio.folder.characters() == ["Milo_the_hat"] == [studio.draft.character]
 
 
 def test_each_new_character_is_opened_and_a_refused_one_stays_as_it_is_typed(studio):

@@ -21,7 +21,7 @@ from pacorl.io.children import start_python
 from pacorl.io.documents import write_json
 from pacorl.io.images import open_image
 from pacorl.studio.folder import Drawing, page_of
-from pacorl.studio.models import JUDGE
+from pacorl.studio.models import JUDGE, fit_of
 from pacorl.studio.teaching import training_recipe
 from pacorl.studio.work import DRAWINGS, NO_BETTER, TRIES, Studio
 from pacorl.tiny.world import Panel, draw
@@ -149,7 +149,7 @@ def test_a_model_is_chosen_with_the_form_that_fits_and_its_judge_and_stays_after
     model = tmp_path / "FLUX.1-dev"
     model.mkdir()
     (model / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    fit_of = Mock(return_value="low")
+    fit_of = Mock(return_value=("low", "fits"))
     monkeypatch.setattr("pacorl.studio.work.fit_of", fit_of)
     is_here = {"somebody/else": False, "black-forest-labs/FLUX.1-dev": False}
     monkeypatch.setattr("pacorl.studio.work.is_here", lambda name: is_here.get(name, True))
@@ -162,11 +162,25 @@ def test_a_model_is_chosen_with_the_form_that_fits_and_its_judge_and_stays_after
     assert (again.names.model, again.names.memory, again.names.judge) == (str(model), "low", JUDGE)
     assert finished(again, again.use, TINY) == ""
     assert again.names.judge == TINY
-    fit_of.side_effect = ValueError("does not fit")
+    fit_of.return_value = (None, "does not fit")
     monkeypatch.setattr("pacorl.studio.work.start_python", Mock(side_effect=AssertionError))
     for name in (TINY, "black-forest-labs/FLUX.1-dev"):
-        assert finished(again, again.use, name) == "does not fit"
+        assert finished(again, again.use, name).endswith(" does not fit")
+    assert finished(again, again.plan_models) == ""
+    assert set(again.fits.values()) == {"does not fit"}
     again.close()
+
+
+FITS = [(1, 64, "GB of RTX, and 1 are"), (12, 0.1, "GB of main memory, and 0 are"), (12, 8, "")]
+
+
+@pytest.mark.parametrize(("card", "main", "said"), FITS)
+def test_a_model_that_does_not_fit_is_refused_with_the_limit_and_what_is_here(monkeypatch, card, main, said):
+    here = {"device": "RTX", "device_bytes": card * 2**30, "main_bytes": int(main * 2**30)}
+    monkeypatch.setattr("pacorl.plan.plan.machine", lambda card: here)
+    memory, words = fit_of.__wrapped__(TINY)
+    assert (memory is None) == bool(said)
+    assert said in words
 
 
 def test_a_token_is_no_argument_of_a_download(tmp_path, monkeypatch):
@@ -177,7 +191,7 @@ def test_a_token_is_no_argument_of_a_download(tmp_path, monkeypatch):
         return start_python("-c", "import sys; sys.exit('no such model')", env=env, **pipes)
 
     monkeypatch.setattr("pacorl.studio.work.start_python", start)
-    monkeypatch.setattr("pacorl.studio.work.fit_of", Mock(return_value="low"))
+    monkeypatch.setattr("pacorl.studio.work.fit_of", Mock(return_value=("low", "fits")))
     studio = Studio(tmp_path / "studio")
     name = "black-forest-labs/FLUX.1-dev"
     assert finished(studio, studio.use, name, "hf_secret") == "no such model"
@@ -297,6 +311,7 @@ def test_a_character_is_taught_in_a_process_without_user_files_and_its_lora_draw
     assert drawn.theme.startswith("a purple hero with a cap")
     assert str(training.lora) in drawn.adapter
     assert drawn.character == name
+    assert 0 <= drawn.likeness <= 1
     again.folder.describe(name, "a purple hero")
     again.restore(drawn)
     assert "description a purple hero with a cap" in again.fault

@@ -25,9 +25,9 @@ from pacorl.config.options import StudioModels
 from pacorl.core.grid import join, parse_layout, split
 from pacorl.io.documents import dump_yaml, read_object, read_yaml, typed
 from pacorl.io.files import make_folder, sole_holder, sweep, write_atomic
-from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts
+from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts, upright_size
 from pacorl.records.characters import CARD, Card, read_caption, read_character
-from pacorl.types import Character, Grid, Matrix
+from pacorl.types import Character, Grid, Matrix, Size
 from pacorl.web import secret_in
 
 MOST_PICTURES = 60
@@ -59,6 +59,8 @@ class Recipe(BaseModel):
     score: Json[float | None] = None
     """Mean over the pairs of panels; of a changed picture, that it is as asked."""
     judge: str = ""
+    likeness: Json[float | None] = None
+    """How well its panels show its character, beside the character's first picture; None without one."""
     sources: Json[list[str]] = []
     """Names of a character's pictures that it changes."""
     references: Json[list[str]] = []
@@ -147,6 +149,10 @@ class Drawing:
 
     path: Path
     recipe: Recipe
+
+    @property
+    def size(self) -> Size:
+        return upright_size(self.path)
 
     @property
     def panels(self) -> list[Image]:

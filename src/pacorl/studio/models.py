@@ -42,16 +42,13 @@ def download(name: str) -> list[str]:
 
 
 @cache
-def fit_of(model: str) -> Memory:
-    """Plan a generator together with its judge on this machine, which takes half a minute.
+def fit_of(model: str) -> tuple[Memory | None, str]:
+    """Plan a generator together with its judge on this machine, which takes ten seconds.
 
     Returns:
-        The fastest form of `memory` that fits.
-
-    Raises:
-        ValueError: none fits.
+        The fastest form of `memory` that fits, or None, and a sentence with the limit that the smallest form exceeds.
     """
-    from pacorl.plan.plan import plan_generation
+    from pacorl.plan.plan import CUDA_BYTES, plan_generation
 
     spec = POLICIES.named(kind_of(model))
     for memory in MEMORY:
@@ -59,9 +56,13 @@ def fit_of(model: str) -> Memory:
         # Without a card the models are in main memory.
         main = plan.memory.host if plan.device_bytes else plan.memory.host + plan.peak_bytes
         if not plan.shortage and main <= (plan.main_bytes or main):
-            return memory
-    needs = f"a card of {plan.peak_bytes / 2**30:.0f} GB and {plan.memory.host / 2**30:.0f} GB of main memory"
-    raise ValueError(f"{model} does not fit this machine: in its smallest form, with a judge, it takes {needs}")
+            return memory, f"fits this machine with memory {memory}"
+    # The last form is the smallest.
+    limit, needed, given = plan.device, plan.peak_bytes + CUDA_BYTES, plan.device_bytes or 0
+    if main > (plan.main_bytes or main):
+        limit, needed, given = "main memory", main, plan.main_bytes or 0
+    needs = f"{needed / 2**30:.0f} GB of {limit}, and {given / 2**30:.0f} are here"
+    return None, f"does not fit: with a judge it takes {needs}"
 
 
 def judge_of(model: str) -> str:

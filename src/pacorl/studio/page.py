@@ -22,6 +22,9 @@ STYLE = Path(__file__).with_name("style.css")
 FOCUS = Path(__file__).with_name("focus.js").read_text(encoding="utf-8")
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 25_000_000
+ACCEPTED = ".png,.jpg,.jpeg,.webp,.gif,.bmp,.tif,.tiff"
+REJECTED = "A picture is a PNG, JPEG, WebP, GIF, BMP or TIFF of at most 20 MB. Left out: "
+NAMES = "(entries) => emit(entries.map((entry) => entry.file.name).join(', '))"
 LAYOUTS = [f"{rows}x{columns}" for rows in range(1, 5) for columns in range(1, 5)]
 DROP = (
     '<q-btn flat no-caps label="Drop or choose pictures" @click="props.pickFiles" />'
@@ -109,7 +112,7 @@ class StudioPage:
                 self.button("Stop", self.studio.stop)
             shown_while(self.studio, "fault")  # every action clears it
             with shown_while(self.folder, "removal"):
-                self.button("Undo", self.folder.undo)
+                self.button("Undo", self.studio.undo)
 
     # --- elements ----------------------------------------------------------------------------------------------------
 
@@ -160,7 +163,10 @@ class StudioPage:
 
         upload = ui.upload(multiple=True, auto_upload=True, max_file_size=MOST_BYTES, on_multi_upload=handle)
         # The server reads fields of one name as one file, and pictures of two folders may have one name.
-        upload.props('accept=".png,.jpg,.jpeg,.webp" :field-name="() => Math.random()"')
+        upload.props(f'accept="{ACCEPTED}" :field-name="() => Math.random()"')
+        # A message of its own: the pictures that are taken beside them clear the status.
+        show = partial(ui.notify, timeout=0, close_button=True)
+        upload.on("rejected", lambda event: show(REJECTED + event.args), js_handler=NAMES)
         upload.classes("drop").add_slot("header", DROP)
 
     # --- pages -------------------------------------------------------------------------------------------------------
@@ -212,7 +218,8 @@ class StudioPage:
             self.panels(drawing)
             ui.label(recipe.standing).classes("standing")
             with ui.row():
-                if recipe.grid.count > 1:
+                can_judge = self.studio.names.judge != TINY or recipe.model == TINY
+                if recipe.grid.count > 1 and can_judge:
                     self.button("Check and repair", self.studio.submit, self.studio.check, drawing, look="")
                 self.button("Save", ui.download, drawing.path, f"{self.draft.page}.png")
                 # A picture of another program has no words, and its layout may be wrong.
@@ -226,6 +233,8 @@ class StudioPage:
                         on_change=lambda event: self.act(drawing.rewrite, layout=event.value),
                     )
                     ui.label("To have panels drawn again, say in the form what each shows.").classes("soft")
+                if not can_judge:
+                    ui.label(PRACTICE_ONLY).classes("soft")
             self.html("verdict.html", drawing=drawing)
             if recipe.score is not None:
                 with ui.expansion("Why?"):
@@ -340,10 +349,12 @@ class StudioPage:
                 f"What is not here is downloaded first, with its judge, {JUDGE} (17 GB): by that you accept the "
                 "licences on their pages. The token is kept nowhere."
             )
+            self.button("Which of them fit this machine?", studio.submit, studio.plan_models)
             token = ui.input("Access token, where the page asks for one", password=True)
             for name, about in offers().items():
                 with tag("div", "offer"):
                     ui.label(f"{shown_name(name)} {about}{', here' * is_here(name)}")
+                    ui.label().bind_text_from(studio.fits, name)
                     if name != TINY:
                         ui.link(f"huggingface.co/{name}", f"https://huggingface.co/{name}", new_tab=True)
                     self.button("Use", use, name, name=f"Use {shown_name(name)}", look="")

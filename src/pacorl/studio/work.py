@@ -73,6 +73,8 @@ class Studio:
         """Phase of the job that runs; empty without one."""
         self.fault = ""
         """Fault of the last job or action."""
+        self.fits = dict.fromkeys(offers(), "")
+        """Listed model → whether it fits this machine; empty before it is planned."""
         self._stopped = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
         self._loaded: tuple[tuple[str, Mapping[str, float]], Generator, PacoReward] | None = None
@@ -196,6 +198,12 @@ class Studio:
         self._loaded = (key, generator, reward)
         return generator, reward
 
+    def plan_models(self) -> None:
+        """Plan each listed model for this machine, so that the page shows which of them fit."""
+        for name in self.fits:
+            self.enter(f"Planning {shown_name(name)} for this machine")
+            self.fits[name] = fit_of(name)[1]
+
     def use(self, name: str, token: str = "") -> None:
         """Draw with another model from now on, without the command's LoRA; fetch the model and its judge if absent.
 
@@ -209,7 +217,9 @@ class Studio:
         if not is_here(name) and name not in offers():
             raise ValueError(f"{name} is not on this machine; take a model of the list, or give the path of its file")
         # Plan first: a load that does not fit would exhaust the machine.
-        memory, judge = fit_of(name), judge_of(name)
+        (memory, fit), judge = fit_of(name), judge_of(name)
+        if not memory:
+            raise ValueError(f"{shown_name(name)} {fit}")
         secret = {"HF_TOKEN": token} if token else {}
         for each in (name, judge):
             if not is_here(each):
@@ -218,6 +228,14 @@ class Studio:
         self.unload()
         self.names = StudioModels(model=name, memory=memory, judge=judge)
         self.keep(chosen=self.names)
+
+    def undo(self) -> None:
+        """Undo the last removal, and choose the character that is back."""
+        before = self.folder.characters()
+        self.folder.undo()
+        for name in self.folder.characters():
+            if name not in before:
+                self.keep(character=name)
 
     # --- words -------------------------------------------------------------------------------------------------------
 
@@ -516,6 +534,7 @@ def _fields_of(check: Check) -> dict[str, Any]:
         "checked": render("checked.txt", check=check).splitlines(),
         "odd": check.odd_one_out,
         "score": check.scores.mean,
+        "likeness": None,
         "matrix": check.scores.matrix,
     }
 
@@ -523,5 +542,6 @@ def _fields_of(check: Check) -> dict[str, Any]:
 def _judged(image: GeneratedImage, recipe: Recipe, **changes: object) -> tuple[Image, Recipe]:
     """Add the judgement of an image to its recipe; the score is that of the panels with each other."""
     assert image.judged, "a candidate"
-    score = image.judged.parts.get("together", image.judged.score)
-    return image.image, recipe.updated(tied=image.tied, score=score, matrix=image.judged.matrix, **changes)
+    parts = image.judged.parts
+    scores = {"score": parts.get("together", image.judged.score), "likeness": parts.get("reference")}
+    return image.image, recipe.updated(tied=image.tied, matrix=image.judged.matrix, **scores, **changes)
