@@ -32,7 +32,7 @@ from pacorl.tiny.world import Panel
 from pacorl.types import Grid, Prompt
 
 
-def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] = lambda line: None) -> tuple[Path, list[str]]:
+def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None]) -> tuple[Path, list[str]]:
     """Run the tiny recipe and grade it, or resume a stopped run.
 
     Args:
@@ -79,7 +79,8 @@ def summarize(out: Path) -> JsonObject:
     # Grades of each set, and the panels of sets whose prompt names no look.
     values: list[dict[str, list[float]]] = []
     free: list[list[list[Panel | None]]] = []
-    for samples in _first_and_last(out):
+    evaluations = list(read_run(out).samples.values())
+    for samples in (evaluations[0], evaluations[-1]):
         of_sets, shown = grades(samples)
         values.append(of_sets)
         free.append(shown)
@@ -131,7 +132,8 @@ def before_and_after(config: PolicyConfig) -> Image.Image:
     without contrast.
     """
     rows = []
-    for samples in _first_and_last(config.out):
+    evaluations = list(read_run(config.out).samples.values())
+    for samples in (evaluations[0], evaluations[-1]):
         free = [sample for sample in samples if names_no_look(_prompt_of(sample))][:6]
         rows.append([open_image(sample.image) for sample in free])
     prompts = [_prompt_of(sample) for sample in free]  # the same in both
@@ -145,12 +147,6 @@ def before_and_after(config: PolicyConfig) -> Image.Image:
         large = ImageOps.scale(image, 3, Image.Resampling.NEAREST)
         images.append(ImageOps.expand(large, 4, "white"))
     return join(images, Grid(len(rows), len(prompts)))
-
-
-def _first_and_last(out: Path) -> tuple[list[Sample], list[Sample]]:
-    """Read the samples of the first and the last evaluation of a run."""
-    evaluations = list(read_run(out).samples.values())
-    return evaluations[0], evaluations[-1]
 
 
 def _prompt_of(sample: Sample) -> Prompt:

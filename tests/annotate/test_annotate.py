@@ -114,9 +114,8 @@ def test_a_ranking_is_stored_as_it_was_shown_with_its_ties_and_nothing_else_is(a
             annotation.rank("ann", task["instance"], wrong, request=request())
     assert (annotation.folder / LOG).read_bytes() == before
     annotation.rank("ann", task["instance"], [slots[1], [slots[0], *slots[2:]]], request=request())
-    answers = annotation.log.rankings() + annotation.log.rankings(controls=True)
-    tied = {instance.candidates[shown[slot]] for slot in [0, *slots[2:]]}
-    assert [set(tier) for tier in answers[0].tiers] == [{instance.candidates[shown[1]]}, tied]
+    (event,) = annotation.log.of("ann")
+    assert [set(tier) for tier in event.order] == [{shown[1]}, {shown[slot] for slot in [0, *slots[2:]]}]
 
 
 def test_sent_again_it_counts_once(annotation):

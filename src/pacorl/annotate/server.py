@@ -279,14 +279,19 @@ class Annotation:
         people = []
         for name, role in log.people.items():
             done = log.of(name)
-            ranked = [event for event in done if event.kind == "rank"]
-            controls = [event for event in ranked if log.instances[event.instance].is_control]
+            controls = passed = 0
+            for event in done:
+                instance = log.instances[event.instance]
+                if event.kind == "rank" and instance.is_control:
+                    controls += 1
+                    # The foreign image is alone in the last place.
+                    passed += event.order[-1] == [instance.foreign]
             people.append(
                 {
                     "name": name,
                     "role": role,
-                    "controls": len(controls),
-                    "passed": sum(map(log.passed, controls)),
+                    "controls": controls,
+                    "passed": passed,
                     "alike": shares.get(name, (0, 0)),
                     "upheld": upheld.get(name, (0, 0)),
                     "times": [event.at for event in done],

@@ -220,8 +220,10 @@ def explain(
     chat = chat_model(model)
     with progress("explaining") as advance:
         counts = write(folder, chat, rankings=rankings, limit=limit, workers=REQUESTS, progress=advance)
-    named = [f" --rankings {shlex.quote(str(source))}" for source in rankings]
-    finish(counts, "".join([following("export", folder), *named]))
+    then = following("export", folder)
+    for source in rankings:
+        then += f" --rankings {shlex.quote(str(source))}"
+    finish(counts, then)
 
 
 @app.command()

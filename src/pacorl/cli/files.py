@@ -93,7 +93,9 @@ def _split(source: str, out: Path, *, test: int, against: Sequence[str]) -> None
     # Both files are new: an earlier split may be in use.
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
     prompts = load_prompts(source)
-    keep_out = [prompt for name in against for prompt in load_prompts(name)]
+    keep_out = []
+    for name in against:
+        keep_out += load_prompts(name)
     train, held_out = split_prompts(prompts, test=test, keep_out=keep_out)
     kept_out = len(prompts) - len(train) - len(held_out)
     for name, side in (("train", train), ("test", held_out)):

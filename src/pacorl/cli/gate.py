@@ -249,10 +249,18 @@ class Gate:
         """Check a set under a progress bar."""
         from pacorl.gate.check import check_set
         from pacorl.io.images import open_image
+        from pacorl.records.characters import characters_of
+        from pacorl.types import Grid, Prompt
 
         characters = []
-        for character, path in zip(self.characters, self.references, strict=True):
-            characters.append((character.name, [open_image(path)]))
+        for character, reference in zip(self.characters, self.references, strict=True):
+            characters.append((character.name, [open_image(reference)]))
+        # The characters of each panel: those named in its text, or all if it names none.
+        texts = tuple(panels.texts)
+        prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=texts, characters=tuple(self.characters))
+        casts = []
+        for cast in characters_of(prompt):
+            casts.append([character.name for character in cast or self.characters])
         with asking(reward.name) as advance:
             return check_set(
                 reward.judge,
@@ -260,21 +268,10 @@ class Gate:
                 least=self.least(len(panels.images)),
                 names=panels.names,
                 characters=characters,
-                casts=self._casts(panels.texts),
+                casts=casts,
                 theme=self.ask.theme,
                 progress=advance,
             )
-
-    def _casts(self, texts: Sequence[str]) -> list[list[str]]:
-        """List the characters of each panel: those named in its text, or all if it names none."""
-        from pacorl.records.characters import characters_of
-        from pacorl.types import Grid, Prompt
-
-        prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=tuple(texts), characters=tuple(self.characters))
-        casts = []
-        for cast in characters_of(prompt):
-            casts.append([character.name for character in cast or self.characters])
-        return casts
 
 
 def _judge_of(judge: CalibratedJudge, images: Sequence[Path | str]) -> str:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,12 +107,12 @@ class AnswerLog:
         """List a person's valid answers, the latest last."""
         return [event for event in self.answers.values() if event.person == person]
 
-    def rankings(self, *, controls: bool = False) -> list[Ranking]:
-        """List the valid rankings of all people; with `controls`, of control questions only."""
+    def rankings(self) -> list[Ranking]:
+        """List the valid rankings of all people, control questions left out."""
         answers = []
         for event in self.answers.values():
             instance = self.instances[event.instance]
-            if event.kind == "rank" and instance.is_control == controls:
+            if event.kind == "rank" and not instance.is_control:
                 answer = Ranking(
                     instance.id,
                     event.person,
@@ -124,16 +125,15 @@ class AnswerLog:
                     adjudicated=self.people.get(event.person) == "adjudicator",
                 )
                 answers.append(answer)
-        return sorted(answers, key=lambda answer: answer.annotator)
+        return sorted(answers, key=attrgetter("annotator"))
 
     def misfits(self, role: Role) -> set[str]:
         """List the instances of which somebody in a role finds that no candidate fits."""
-        skips = [event for event in self.answers.values() if event.reason == NONE_FITS]
-        return {event.instance for event in skips if self.people[event.person] == role}
-
-    def passed(self, event: Event) -> bool:
-        """Whether a ranking of a control question has the foreign image alone in the last place."""
-        return event.order[-1] == [self.instances[event.instance].foreign]
+        misfits = set()
+        for event in self.answers.values():
+            if event.reason == NONE_FITS and self.people[event.person] == role:
+                misfits.add(event.instance)
+        return misfits
 
 
 def start_event(

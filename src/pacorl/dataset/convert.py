@@ -109,7 +109,7 @@ def _gedit(row: JsonObject) -> JsonObject:
 def _written(cell: Any, folder: Path) -> Any:
     """Write the images of a cell, each `{bytes, path}`, into the folder; return the cell with their paths."""
     if isinstance(cell, list):
-        return list(map(partial(_written, folder=folder), cell))
+        return [_written(part, folder) for part in cell]
     if not isinstance(cell, dict) or "bytes" not in cell:
         return cell
     data = cell["bytes"]

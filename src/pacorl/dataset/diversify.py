@@ -68,9 +68,6 @@ def embedded(texts: Sequence[str], *, seed: int = 0) -> Vectors:
     return np.asarray(rows, dtype=np.float32)
 
 
-# --- selecting ---------------------------------------------------------------------------------------------------
-
-
 def independent_set(vectors_NC: Vectors, number: int) -> list[int]:
     """Select `number` prompts without two closer than a distance, the largest that leaves enough."""
     number = min(number, len(vectors_NC))

@@ -5,7 +5,6 @@ call tries failed pairs again.
 """
 
 import base64
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -71,10 +70,13 @@ def explain(
     # Explain them, and count all pairs. Answers arrive in any order, and the journal keeps each at once.
     answer = partial(explain_pair, labels.file_of, model)
     fill_journal(journal, missing, answer, workers=workers, progress=progress)
-    status = Counter(rows[key]["status"] for key in pairs)
-    counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
-    faults = [rows[key]["error"] for key in pairs if rows[key]["status"] == "failed"]
-    return counts | {"first_fault": faults[0]} if faults else counts
+    counts: JsonObject = {"pairs": len(pairs), "explained": 0, "contradicted": 0, "failed": 0}
+    for key in pairs:
+        row = rows[key]
+        counts[row["status"]] += 1
+        if row["status"] == "failed":
+            counts.setdefault("first_fault", row["error"])
+    return counts
 
 
 def explain_pair(file_of: Mapping[str, Path], model: ChatModel, pair: Comparison) -> JsonObject:

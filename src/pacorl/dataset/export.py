@@ -109,10 +109,11 @@ def export(
     # Count.
     counts: JsonObject = {"balance": labels.counts, "splits": {}, "benchmark_rankings": len(ranked)}
     for split, members in by_split.items():
+        yes = sum(pair.consistent for pair in members)
         counts["splits"][split] = {
             "groups": len({pair.group for pair in members}),
-            "yes": sum(pair.consistent for pair in members),
-            "no": sum(not pair.consistent for pair in members),
+            "yes": yes,
+            "no": len(members) - yes,
             "with_reasons": sum(bool(pair.reasons) for pair in members),
         }
     # How often each person orders two images as others do.
@@ -151,8 +152,9 @@ def export(
 
 def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:
     """Turn rankings into ConsistencyRank's items, one of each instance that has an order without ties."""
-    return [
-        Ranked(
+    items = []
+    for ranking in majority_rankings(answers):
+        item = Ranked(
             # A folder has one prompt and one set of criteria.
             folder=text_digest(f"{ranking.group} {ranking.theme} {ranking.criteria}")[:16],
             ref_image=ranking.reference,
@@ -163,8 +165,8 @@ def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:
             prompt=ranking.theme,
             criteria=ranking.criteria,
         )
-        for ranking in majority_rankings(answers)
-    ]
+        items.append(item)
+    return items
 
 
 def splits(
@@ -182,11 +184,13 @@ def splits(
         if answer.group not in labelled:
             continue
         # Candidates between the best and the worst are in no pair, but in the benchmark.
-        ties += [(answer.group, image) for image in answer.images]
+        for image in answer.images:
+            ties.append((answer.group, image))
         if answer.theme and not answer.own_group:
             ties.append((answer.group, f"theme {answer.theme}"))
-    families = map(sorted, components(ties))
-    family_of = {group: family[0] for family in families for group in family}
+    family_of: dict[str, str] = {}
+    for groups in components(ties):
+        family_of |= dict.fromkeys(groups, min(groups))
     split_of = split_groups(family_of.items(), test_share=test_share, seed=seed)
     if 0 < test_share < 1 and len(set(split_of.values())) < 2:
         raise ValueError(

@@ -6,6 +6,7 @@ Rankings come from the log of the annotation page (`answer_log`), which may be r
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,27 +68,24 @@ def read_prompts(path: Path) -> list[PromptRecord]:
             if row.get("idx") is None:
                 raise ValueError("is missing; it names the prompt's folder of images")
             records.append(PromptRecord(safe_name(str(row["idx"])), prompt, row))
-    return list(by_key(records, lambda record: record.idx, source=path).values())
+    return list(by_key(records, attrgetter("idx"), source=path).values())
 
 
 def read_instances(path: Path) -> list[Instance]:
     """Read instances. Raises ValueError with file and line if one is malformed or repeats an id."""
     fix = "write it for images of your own, or let `pacorl dataset pair` make it of generated grids"
     instances = read_records(path, partial(typed, kind=Instance), fix=fix)
-    return list(by_key(instances, lambda instance: instance.id, source=path).values())
+    return list(by_key(instances, attrgetter("id"), source=path).values())
 
 
 def read_answers(path: Path) -> list[Ranking]:
     """Read rankings. Raises ValueError with file and line if one is malformed or a person's second of an instance."""
     answers = read_records(path, partial(typed, kind=Ranking))
-    return list(by_key(answers, lambda answer: (answer.annotator, answer.instance), source=path).values())
+    return list(by_key(answers, attrgetter("annotator", "instance"), source=path).values())
 
 
 def write_records(path: Path, records: Iterable[Instance | Ranking], *, mode: int = SHARED) -> None:
     write_jsonl(path, map(asdict, records), mode=mode)
-
-
-# --- the rankings of people --------------------------------------------------------------------------------------
 
 
 def final_answers(answers: Sequence[Ranking]) -> list[Ranking]:

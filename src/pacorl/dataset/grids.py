@@ -14,7 +14,6 @@ from itertools import permutations
 from pathlib import Path
 from random import Random
 
-from pacorl.core.batches import grouped
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep
@@ -126,12 +125,15 @@ def pair(folder: Path, *, limit: int | None = None, progress: Progress = silent)
 
     # The grids of the prompts that questions are about, and the panels cut from them.
     cuts = []
-    for record, _ in shares:
-        cuts += [(record, number) for number in range(len(grids[record.idx]))]
     panels = []
-    for record, number in cuts:
-        panels += [panel_path(record.idx, number, position) for position in range(record.prompt.grid.count)]
-    counts = {"prompts": len(shares), "panels": len(panels), "instances": sum(share for _, share in shares)}
+    questions = 0
+    for record, share in shares:
+        questions += share
+        for number in range(len(grids[record.idx])):
+            cuts.append((record, number))
+            for position in range(record.prompt.grid.count):
+                panels.append(panel_path(record.idx, number, position))
+    counts = {"prompts": len(shares), "panels": len(panels), "instances": questions}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[prompts, DatasetStep(folder, "generate").path])
@@ -173,9 +175,12 @@ def grids_of(folder: Path) -> dict[str, list[tuple[Path, str]]]:
     made = step.last()
     if made is None:
         raise ValueError(f"{step.path} lists no grids; run `pacorl dataset generate` to the end")
+    grids: dict[str, list[tuple[Path, str]]] = {}
     with blamed_on(step.path):
-        grids = [(inside(folder, file), sha256) for file, sha256 in made.outputs.items()]
-    return grouped((path.parent.name, (path, sha256)) for path, sha256 in grids)
+        for file, sha256 in made.outputs.items():
+            path = inside(folder, file)
+            grids.setdefault(path.parent.name, []).append((path, sha256))
+    return grids
 
 
 def cut(folder: Path, path: Path, sha256: str, record: PromptRecord, number: int) -> None:

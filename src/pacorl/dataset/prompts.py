@@ -190,11 +190,14 @@ def write_all(
     # Themes so far, by subject, and the orders without a record.
     journal = Journal(folder / "manifests" / "prompts.journal.jsonl")
     failed: dict[str, str] = {}
-    themes: dict[Subject, list[str]] = {order.subject: [] for order in planned}
-    missing = [order for order in planned if order.key not in journal]
+    themes: dict[Subject, list[str]] = {}
+    missing = []
     for order in planned:
+        of_subject = themes.setdefault(order.subject, [])
         if order.key in journal:
-            themes[order.subject].append(journal.items[order.key]["record"]["theme"])
+            of_subject.append(journal.items[order.key]["record"]["theme"])
+        else:
+            missing.append(order)
 
     # Runs in a thread of the pool; only the main thread writes the journal.
     def write(order: PromptOrder) -> JsonObject | None:

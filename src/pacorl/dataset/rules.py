@@ -108,8 +108,11 @@ def _votes(answers: Iterable[Ranking]) -> dict[str, list[Comparison]]:
     votes: dict[str, list[Comparison]] = defaultdict(list)
     by_instance = grouped((answer.instance, answer) for answer in answers)
     for rankings in by_instance.values():
-        of_instance = chain.from_iterable(map(voted_pairs, rankings))
-        for key, pairs in grouped((pair_key(pair), pair) for pair in of_instance).items():
+        of_instance: dict[str, list[Comparison]] = defaultdict(list)
+        for ranking in rankings:
+            for pair in voted_pairs(ranking):
+                of_instance[pair_key(pair)].append(pair)
+        for key, pairs in of_instance.items():
             yes = sum(pair.consistent for pair in pairs)
             is_majority = 2 * max(yes, len(pairs) - yes) >= len(rankings)
             votes[key] += pairs if is_majority else []

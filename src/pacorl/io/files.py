@@ -117,7 +117,8 @@ def check_start(folder: Path, *, resume: bool) -> None:
         return
     names = ("metrics.jsonl", "checkpoints", "config.yaml", "report.html", "summary.json", "leaks.txt")
     fix = "go on with --resume auto (in Python resume=True) if its run was stopped, or name another folder with out=…"
-    check_new(*(folder / name for name in names), fix=fix)
+    for name in names:
+        check_new(folder / name, fix=fix)
 
 
 def check_new(*paths: Path, fix: str) -> None:
@@ -230,14 +231,13 @@ def check_no_link(*folders: Path) -> None:
 
 
 @contextmanager
-def disk_errors(path: Path, *aliases: Path) -> Iterator[None]:
-    """Add `path` to an OSError without a file name, or with one of the `aliases` as its name."""
+def disk_errors(path: Path, alias: Path | str = "") -> Iterator[None]:
+    """Add `path` to an OSError without a file name, or with `alias` as its name."""
     try:
         yield
     except OSError as error:
         # Writes to a full disk raise without a name.
-        names = [str(other) for other in aliases]
-        if error.errno and error.filename in (None, *names):
+        if error.errno and error.filename in (None, str(alias)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 

@@ -110,11 +110,13 @@ def checkpoint_digest(source: str) -> str:
     """
     files = [Path(source)]
     if not Path(source).is_file():
-        local_configs = [local_file(source, name) for name in CONFIGS]
-        configs = [path for path in local_configs if path]
         folder = Path(source)
-        if configs:
-            folder = configs[0].parent
+        configs = []
+        for name in CONFIGS:
+            config = local_file(source, name)
+            if config:
+                configs.append(config)
+                folder = config.parent
         files = sorted(folder.glob("*.safetensors")) + configs
 
     # With the names: files of exchanged content are another checkpoint.

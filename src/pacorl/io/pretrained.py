@@ -61,19 +61,13 @@ def pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
             return kind.from_pretrained(source, trust_remote_code=False, **options)
     except (ValueError, OSError) as error:
         # Libraries advise options that are not offered here, so their text is replaced.
-        refusal = _refusal(str(error))
-        if refusal:
-            raise ValueError(f"{source} {refusal}") from None
-        raise
-
-
-def _refusal(message: str) -> str:
-    """Explain a library's refusal of a checkpoint; empty for any other error."""
-    if "trust_remote_code" in message:
-        return f"needs Python code of its own, and no code of a checkpoint is run; {FIX}"
-    if NO_SAFETENSORS.search(message):
-        return f"has no weights as safetensors, and pickled ones (.bin, .pt) are not read: they could run code; {FIX}"
-    return ""
+        if "trust_remote_code" in str(error):
+            reason = "needs Python code of its own, and no code of a checkpoint is run"
+        elif NO_SAFETENSORS.search(str(error)):
+            reason = "has no weights as safetensors, and pickled ones (.bin, .pt) are not read: they could run code"
+        else:
+            raise
+        raise ValueError(f"{source} {reason}; {FIX}") from None
 
 
 def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:

@@ -50,5 +50,5 @@ def plan_character(config: CharacterConfig, *, card: int = 0) -> Plan:
         "held_out_images": len(pictures.held_out),
         "steps": f"{config.steps} at most, of {options.batch} images each",
     }
-    absences += sources.absent_lora("adapter.start", config.adapter.start)
+    absences += sources.absent_lora(config.adapter.start)
     return Plan(memory, absences, facts, hours_of(memory.flops, memory=config.memory), **machine(card))

@@ -97,11 +97,6 @@ class Job(NamedTuple):
         return self.path.with_name(f"{self.path.stem}-prompts")
 
     @property
-    def samples_per_prompt(self) -> int:
-        """Number of images per held-out prompt."""
-        return math.ceil(EVALUATION_IMAGES / len(self.held_out))
-
-    @property
     def is_served(self) -> bool:
         """Whether the first card serves the judge, and the others train."""
         return self.asks_judge and self.cards > 1
@@ -218,6 +213,7 @@ def _text(job: Job, form: Form) -> str:
         job=job,
         epochs=min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(SEEN * count / prompts))),
         prompts=prompts,
+        samples_per_prompt=math.ceil(EVALUATION_IMAGES / len(job.held_out)),
         form=form,
         quoted=repr,
         batch=batch_of_large if job.spec.parameters >= LARGE else batch,

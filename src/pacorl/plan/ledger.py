@@ -5,7 +5,7 @@ and fragments, and the CUDA context (together about 1 GiB on a card).
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -96,9 +96,8 @@ def fused_attention() -> Iterator[None]:
         setattr(F, name, real)
 
 
-def measured(run: Callable[[], object], *, gradients: bool = False) -> MemoryLedger:
-    """Run a function on meta tensors, and count its memory and FLOPs."""
-    ledger = MemoryLedger()
-    with nullcontext() if gradients else torch.no_grad(), fused_attention(), ledger:
-        run()
-    return ledger
+@contextmanager
+def measured(*, gradients: bool = False) -> Iterator[MemoryLedger]:
+    """Count the memory and FLOPs of the block, which runs on meta tensors."""
+    with nullcontext() if gradients else torch.no_grad(), fused_attention(), MemoryLedger() as ledger:
+        yield ledger

@@ -17,7 +17,6 @@ from pacorl.grpo.lora_config import LoraConfig
 from pacorl.io.documents import blamed_on
 from pacorl.models.int8 import streamed_bytes, weight_bytes
 from pacorl.models.policies import POLICIES
-from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
 from pacorl.plan.generators import Inputs, policy_on_meta
 from pacorl.plan.ledger import META, MemoryLedger, measured
@@ -188,7 +187,10 @@ def _figures(job: Job, configs: Parts) -> Iterator[tuple[str, float]]:
     largest = max((batch.size for batch in job.batches), key=lambda size: size.height * size.width)
     yield "encode", lasting + encoding + text_pass(inputs, largest, prompts=prompts).peak
     if policy.max_sources or (training and training.encodes_images):
-        yield "encode", lasting + encoding + image_pass(policy, largest).peak
+        pixels = torch.empty(1, 3, largest.height, largest.width, device=META, dtype=policy.pipeline.vae.dtype)
+        with measured() as vae_encoding:
+            policy.encode_pixels(pixels)
+        yield "encode", lasting + encoding + vae_encoding.peak
     buffers = max((scorer.buffers for scorer in job.scorers), default=0)
     if job.scorers:
         yield "score", lasting + copies + judging + adapter + buffers
@@ -205,6 +207,7 @@ def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides
         present: bytes on the card outside the passes.
         besides: bytes of the concurrent scoring of the previous batch.
     """
+    policy = inputs.policy
     flops = 0.0
     if job.training:
         step = trained_step(inputs, job.batches[0].size, batch=job.training.batch)
@@ -216,7 +219,11 @@ def _generating(job: Job, inputs: Inputs, *, adapter: int, present: int, besides
             yield "sample", present + besides + step.peak
     for batch in job.batches:
         forward = forward_pass(inputs, batch.size, batch=batch.per_forward)
-        decoding = decoding_pass(inputs.policy, batch.size)
+        # One image: an accelerator decodes the images of a batch one by one.
+        height, width = batch.size.height // policy.code_pixels, batch.size.width // policy.code_pixels
+        codes = torch.empty(1, policy.latent_channels, height, width, device=META, dtype=policy.pipeline.vae.dtype)
+        with measured() as decoding:
+            policy.decode_codes(codes)
         flops += batch.images * (batch.forwards / batch.per_forward * forward.flops + decoding.flops)
         yield "sample", present + besides + forward.peak
         yield "decode", present + besides + decoding.peak
@@ -289,7 +296,9 @@ def text_pass(inputs: Inputs, size: Size, *, prompts: int) -> MemoryLedger:
 def language_pass(model: Any, rows: int, tokens: int, **options: Any) -> MemoryLedger:
     """Measure a pass of a language model over rows of embedded tokens."""
     embedded = torch.empty(rows, tokens, model.config.hidden_size, device=META, dtype=model.dtype)
-    return measured(lambda: model(inputs_embeds=embedded, **options))
+    with measured() as ledger:
+        model(inputs_embeds=embedded, **options)
+    return ledger
 
 
 def forward_pass(inputs: Inputs, size: Size, *, batch: int) -> MemoryLedger:
@@ -298,7 +307,9 @@ def forward_pass(inputs: Inputs, size: Size, *, batch: int) -> MemoryLedger:
     conditioning = inputs.conditioning(size, batch=batch)
     x_BNC = policy.noise(range(batch), size)
     sigma_B = torch.empty(batch, device=META)
-    return measured(lambda: policy.velocity(x_BNC, sigma_B, policy.with_prefix(conditioning, size), size))
+    with measured() as ledger:
+        policy.velocity(x_BNC, sigma_B, policy.with_prefix(conditioning, size), size)
+    return ledger
 
 
 def trained_step(inputs: Inputs, size: Size, *, batch: int) -> MemoryLedger:
@@ -311,22 +322,7 @@ def trained_step(inputs: Inputs, size: Size, *, batch: int) -> MemoryLedger:
     for parameter in policy.transformer.parameters():
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     policy.transformer.train()
-
-    def step() -> None:
-        # Each loss is a square of latents, which are small beside the activations.
+    # Each loss is a square of latents, which are small beside the activations.
+    with measured(gradients=True) as ledger:
         policy.velocity(x_BNC, sigma_B, conditioning, size).float().square().mean().backward()
-
-    return measured(step, gradients=True)
-
-
-def decoding_pass(policy: PipelinePolicy, size: Size) -> MemoryLedger:
-    """Measure one image in the VAE's decoder: an accelerator decodes the images of a batch one by one."""
-    shape = (1, policy.latent_channels, size.height // policy.code_pixels, size.width // policy.code_pixels)
-    codes = torch.empty(shape, device=META, dtype=policy.pipeline.vae.dtype)
-    return measured(lambda: policy.decode_codes(codes))
-
-
-def image_pass(policy: PipelinePolicy, size: Size) -> MemoryLedger:
-    """Measure one image in the VAE's encoder."""
-    pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
-    return measured(lambda: policy.encode_pixels(pixels))
+    return ledger

@@ -7,7 +7,7 @@ are computed from passes on meta tensors. No weights are loaded, and of the netw
 import dataclasses
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,21 +112,21 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole plan, for JSON; sizes in bytes."""
-        names = ("verdict", "shortage", "peak_bytes", "download_bytes")
-        return dataclasses.asdict(self) | {name: getattr(self, name) for name in names}
+        document = dataclasses.asdict(self)
+        for name in ("verdict", "shortage", "peak_bytes", "download_bytes"):
+            document[name] = getattr(self, name)
+        return document
 
     def __str__(self) -> str:
+        # A training's hours on the listed cards of the size that is here or named, or that hold the run.
+        hours = []
+        least = max(self.device_bytes or 0, self.peak_bytes + CARD_MARGIN)
+        for card in CARDS:
+            low, high = self.hours.get(card.name, (0.0, 0.0))
+            if high >= LEAST_HOURS and card.gigabytes * 2**30 >= least:
+                hours.append(f"hours on {self.processes} × {card.name}: {low:.1f} to {high:.1f}")
         phases = [f"{PHASES[phase]} {size_text(size)}" for phase, size in self.memory.phases.items()]
-        return render("plan.txt", plan=self, phases=phases, size_text=size_text, hours=_hours(self)).strip()
-
-
-def _hours(plan: Plan) -> Iterator[str]:
-    """List a training's hours on the listed cards of the size that is here or named, or that hold the run."""
-    least = max(plan.device_bytes or 0, plan.peak_bytes + CARD_MARGIN)
-    for card in CARDS:
-        low, high = plan.hours.get(card.name, (0.0, 0.0))
-        if high >= LEAST_HOURS and card.gigabytes * 2**30 >= least:
-            yield f"hours on {plan.processes} × {card.name}: {low:.1f} to {high:.1f}"
+        return render("plan.txt", plan=self, phases=phases, size_text=size_text, hours=hours).strip()
 
 
 def size_text(number: int) -> str:

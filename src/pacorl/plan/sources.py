@@ -133,9 +133,6 @@ def _json(path: Path) -> JsonObject:
     return read_object(path, fix="fetch the checkpoint again")
 
 
-# --- rewards ---------------------------------------------------------------------------------------------------
-
-
 def rewards_of(rewards: Sequence[MeasureConfig]) -> Mapping[str, Reward]:
     """Build rewards by key, without a judge and weights; users' rewards that ask a judge are left out."""
     return build_rewards(
@@ -161,17 +158,18 @@ def absences_of(config: PolicyConfig, encoders: Collection[ClipEncoder]) -> Iter
         if not local_file(encoder.checkpoint, "model.safetensors"):
             command = download_command(encoder.checkpoint, *OF_MODEL)
             yield _absence("rewards", encoder.checkpoint, "a CLIP", command, size=4 * CLIP_PARAMETERS)
-    yield from absent_lora("adapter.start", config.adapter.start)
+    yield from absent_lora(config.adapter.start)
 
 
-def absent_lora(key: str, source: str) -> Iterator[MissingFile]:
-    """List a LoRA that is named and absent."""
+def absent_lora(source: str) -> Iterator[MissingFile]:
+    """List the LoRA that a training starts from, if it is named and absent."""
     try:
         if source:
             adapter_file(source, fetch=False)
     except (ValueError, OSError):
         repo, _, path = source.partition(":")
-        yield _absence(key, source, "a LoRA", download_command(repo, *(["--include", f"'{path}*'"] if path else [])))
+        files = ["--include", f"'{path}*'"] if path else []
+        yield _absence("adapter.start", source, "a LoRA", download_command(repo, *files))
 
 
 def _absent_weights(

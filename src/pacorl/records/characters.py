@@ -90,15 +90,15 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
     """
     casts = []
     for text in prompt.panels or (prompt.text,) * prompt.grid.count:
-        casts.append([character for character in prompt.characters if _is_named(character, text)])
+        folded = text.casefold()
+        cast = []
+        for character in prompt.characters:
+            # Named by its name, as whole words, or by its description.
+            name = re.escape(character.name.replace("_", " ").casefold())
+            is_named = re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " "))
+            if is_named or (character.text and character.text.casefold() in folded):
+                cast.append(character)
+        casts.append(cast)
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
     return [[character for character in cast if character.images] for cast in casts]
-
-
-def _is_named(character: Character, text: str) -> bool:
-    """Whether a text has a character's name, as whole words, or its description."""
-    folded = text.casefold()
-    name = re.escape(character.name.replace("_", " ").casefold())
-    is_described = character.text and character.text.casefold() in folded
-    return bool(is_described or re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " ")))

@@ -46,9 +46,10 @@ def find_leaks(train: Sequence[Prompt], against: Iterable[Prompt]) -> list[tuple
             first_equal.setdefault(key, prompt)
     leaks = []
     for prompt in train:
-        equal = [first_equal[key] for key in _keys(prompt) if key in first_equal]
-        if equal:
-            leaks.append((prompt, equal[0]))
+        for key in _keys(prompt):
+            if key in first_equal:
+                leaks.append((prompt, first_equal[key]))
+                break
     return leaks
 
 
@@ -106,8 +107,12 @@ def split_prompts(
         raise ValueError(
             f"{test} test prompts of {len(prompts)}, {len(dropped)} kept out, leave none to train on; hold out fewer"
         )
-    train = [prompt for number, prompt in enumerate(remaining) if number not in held_out]
-    return train, [remaining[number] for number in sorted(held_out)]
+    train: list[Prompt] = []
+    evaluation: list[Prompt] = []
+    for number, prompt in enumerate(remaining):
+        side = evaluation if number in held_out else train
+        side.append(prompt)
+    return train, evaluation
 
 
 # --- training data of a run ------------------------------------------------------------------------------------
@@ -132,9 +137,10 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
         learned = {plain(text) for text in _trained_texts(run)} - {""}
     shared = {}
     for item, item_texts in texts.items():
-        leaked = [text for text in item_texts if plain(text) in learned]
-        if leaked:
-            shared[item] = leaked[0][:80]
+        for text in item_texts:
+            if plain(text) in learned:
+                shared[item] = text[:80]
+                break
     return shared
 
 
@@ -143,8 +149,10 @@ def run_of(weights: str) -> Path | None:
     folder = Path(weights)
     if not weights or not folder.exists():
         return None
-    folders = (folder, *folder.resolve().parents[:RUN_LEVELS])
-    return next((each for each in folders if (each / CONFIG).is_file()), None)
+    for run in (folder, *folder.resolve().parents[:RUN_LEVELS]):
+        if (run / CONFIG).is_file():
+            return run
+    return None
 
 
 def pairs_trained_on(pairs: Sequence[Comparison], weights: str) -> list[Comparison]:
@@ -190,7 +198,9 @@ def _trained_texts(run: Path) -> Iterator[str]:
             for prompt in load_prompts(source):
                 yield from (prompt.text, prompt.theme, shared_text(prompt.text), *prompt.panels)
             for row in read_jsonl(Path(source)) if source.endswith(".jsonl") else ():
-                yield from [id_text(str(row[name])) for name in IDS if row.get(name)]
+                for name in IDS:
+                    if row.get(name):
+                        yield id_text(str(row[name]))
         case _:
             with TemporaryDirectory() as scratch:
                 for comparison in _trained_comparisons(run, Path(scratch)):

@@ -359,5 +359,9 @@ def _unmarked(content: str, count: int) -> tuple[str, list[str]]:
 
 
 def _split(separator: re.Pattern[str], text: str) -> list[str]:
-    items = [item.strip(EDGES) for item in separator.split(text.strip(" .)"))]
-    return [item for item in items if item]
+    items = []
+    for part in separator.split(text.strip(" .)")):
+        item = part.strip(EDGES)
+        if item:
+            items.append(item)
+    return items

@@ -17,7 +17,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from pacorl.core.batches import grouped
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import JsonObject, blamed_on, numbered_lines, parse_object, read_text, write_jsonl
 from pacorl.records.characters import in_turn
@@ -186,12 +185,16 @@ def _set_of(line: PromptLine, model: str) -> Prompt:
     return replace(prompt, size=Size(line.height, line.width))
 
 
-# --- how prompts were read ---------------------------------------------------------------------------------------
-
-
 def kinds_of(prompts: Sequence[Prompt]) -> str:
     """Count prompts by how they were read, with a line for some of each kind: sets by their panels, images, edits."""
-    kinds = grouped((_kind(prompt), prompt) for prompt in prompts)
+    kinds: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        kind = ONE_IMAGE
+        if prompt.sources:
+            kind = "as edits"
+        elif prompt.grid.count > 1:
+            kind = f"as sets of {prompt.grid.count} panels"
+        kinds.setdefault(kind, []).append(prompt)
     lines = []
     for kind, of_kind in kinds.items():
         shown = evenly_spread(of_kind, SHOWN)
@@ -208,12 +211,6 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
             "pictures of a fox: it runs, it sleeps, …), or give a record of 'theme' and 'panels'"
         )
     return "\n  ".join(lines)
-
-
-def _kind(prompt: Prompt) -> str:
-    if prompt.sources:
-        return "as edits"
-    return f"as sets of {prompt.grid.count} panels" if prompt.grid.count > 1 else ONE_IMAGE
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

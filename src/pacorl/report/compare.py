@@ -60,14 +60,17 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     names = side_names(first, second, by_seed=by_seed)
     rows = rows_of_pairs(pairs)
     lines = [_line(row, names) for row in rows] or ["The runs share no measure; compare their prompts.evaluation."]
-    # Once each, since the seeds of a setting are evaluated alike.
-    unlike = list(dict.fromkeys(filter(None, (unequal(*pair) for pair in pairs.values()))))
 
     # The gallery: the images of all seeds, by their change.
     sets: list[Set] = []
     unmatched = 0
-    for pair in pairs.values():
-        of_seed, alone = match(*map(newest, pair))
+    unlike: list[str] = []
+    for one, other in pairs.values():
+        # Once each, since the seeds of a setting are evaluated alike.
+        fault = unequal(one, other)
+        if fault and fault not in unlike:
+            unlike.append(fault)
+        of_seed, alone = match(newest(one), newest(other))
         sets += of_seed
         unmatched += alone
     left_out = []
@@ -88,7 +91,8 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         differences=differing_keys(first, second),
         **gallery(by_change(sets), names=names),
     )
-    path = second.path.resolve().parent / page_name(names)
+    name = re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}")
+    path = second.path.resolve().parent / f"{name}.html"
     # Replace only an earlier comparison.
     check_made(path)
     write_atomic(path, page)
@@ -141,17 +145,13 @@ def side_names(first: RunFolder, second: RunFolder, *, by_seed: bool) -> tuple[s
     return before, after
 
 
-def page_name(names: tuple[str, str]) -> str:
-    """Name a comparison's page by its sides."""
-    return re.sub(r"[^\w.-]+", "-", f"compare-{names[0]}-{names[1]}") + ".html"
-
-
 def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, str]]:
     """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it."""
-    settings = [comparable(run) for run in (first, second)]
+    before = comparable(first)
+    after = comparable(second)
     differing = []
-    for key in dict.fromkeys(chain(*settings)):
-        if settings[0].get(key) != settings[1].get(key):
+    for key in before | after:
+        if before.get(key) != after.get(key):
             differing.append((key, first.settings.get(key, "–"), second.settings.get(key, "–")))
     return differing
 
@@ -170,17 +170,19 @@ def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
 
     rows = []
     for name, of_seeds in by_name.items():
-        sides = []
-        for result in of_seeds.values():
-            sides.append([side.mean for side in (result.before, result.after) if side])
-        firsts, lasts = zip(*sides, strict=True)
-        # Rounded as they are shown: a smaller difference is no rise.
-        differences = [round(last - first, PLACES) for first, last in sides]
-        by_seed = dict(zip(of_seeds, differences, strict=True))
-        change_of = paired(list(of_seeds), firsts, lasts)
-        begun = [result.untrained.mean for result in of_seeds.values() if result.untrained]
+        firsts, lasts, begun = [], [], []
+        by_seed = {}
+        for seed, result in of_seeds.items():
+            assert result.before
+            assert result.after
+            firsts.append(result.before.mean)
+            lasts.append(result.after.mean)
+            # Rounded as they are shown: a smaller difference is no rise.
+            by_seed[seed] = round(lasts[-1] - firsts[-1], PLACES)
+            if result.untrained:
+                begun.append(result.untrained.mean)
         untrained = Interval(fmean(begun)) if len(begun) == len(of_seeds) else None
-        rows.append(Result(name, *change_of, by_seed=by_seed, untrained=untrained))
+        rows.append(Result(name, *paired(list(of_seeds), firsts, lasts), by_seed=by_seed, untrained=untrained))
     return rows
 
 
@@ -209,12 +211,12 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
 
 def beginnings(first: RunFolder, second: RunFolder) -> dict[str, Interval]:
     """Read the measures before training which the tables of both runs have, and which are equal as they are shown."""
-    sides = [{row.name: row.before for row in rows_of(run) if row.before} for run in (first, second)]
+    others = {row.name: row.before for row in rows_of(second)}
     begun = {}
-    for name, before in sides[0].items():
-        other = sides[1].get(name)
-        if other and round(before.mean, PLACES) == round(other.mean, PLACES):
-            begun[name] = before
+    for row in rows_of(first):
+        other = others.get(row.name)
+        if row.before and other and round(row.before.mean, PLACES) == round(other.mean, PLACES):
+            begun[row.name] = row.before
     return begun
 
 
@@ -231,10 +233,10 @@ def agreement(run: RunFolder) -> dict[str, Interval | None]:
 def unequal(first: RunFolder, second: RunFolder) -> str:
     """State by what two runs cannot be compared: settings, epochs of evaluations, held-out pairs; empty if they can."""
     differing = [row for row in differing_keys(first, second) if MEASURES.match(row[0])]
-    others: dict[str, list[Any]] = {
-        "seed": [run.settings.get("seed", "–") for run in (first, second)],
-        "epoch of the newest evaluation": [run.last for run in (first, second)],
-        "held-out pairs": [run.summary.get("held_out_digest") for run in (first, second)],
+    others: dict[str, tuple[Any, Any]] = {
+        "seed": (first.settings.get("seed", "–"), second.settings.get("seed", "–")),
+        "epoch of the newest evaluation": (first.last, second.last),
+        "held-out pairs": (first.summary.get("held_out_digest"), second.summary.get("held_out_digest")),
     }
     for name, (before, after) in others.items():
         if before != after and None not in (before, after):

@@ -76,7 +76,7 @@ class ShownImage:
 
 
 def show(image: Image.Image) -> ShownImage:
-    """Encode the image and choose its size on the page."""
+    """Encode the image as a data URL, PNG or JPEG, and choose its size on the page."""
     pixel_art = image.width * image.height < PIXEL_ART_BELOW
     # A wide image, such as a grid of one row, takes two columns.
     column = COLUMN * 2 if image.width >= WIDE * image.height else COLUMN
@@ -84,16 +84,12 @@ def show(image: Image.Image) -> ShownImage:
     factor = max(1, column // image.width) if pixel_art else column / image.width
     width = round(image.width * factor)
     height = round(image.height * factor)
-    return ShownImage(url=data_url(image), width=width, height=height, pixel_art=pixel_art)
-
-
-def data_url(image: Image.Image) -> str:
-    """Encode the image as a data URL: PNG below PIXEL_ART_BELOW, else a JPEG of at most LARGEST pixels a side."""
     image = image.convert("RGB")  # a copy; JPEG has no transparency, and a page no use for it
     kind = "png"
-    if image.width * image.height >= PIXEL_ART_BELOW:
+    if not pixel_art:
         kind = "jpeg"
         image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, kind, optimize=True, quality=QUALITY)
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    url = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return ShownImage(url, width, height, pixel_art)

@@ -159,15 +159,18 @@ def read_run(run: Path) -> RunFolder:
 
     # Images of every evaluation, by number: an epoch beyond the padding of its file's name would come too early.
     evaluated = {line["epoch"] for line in evaluations}
-    paths = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob("evaluation-*.jsonl")}
     samples = {}
-    for epoch, path in sorted((int(name), path) for name, path in paths.items() if name.isdecimal()):
-        listed = read_log(path, partial(_sample, folder=path.parent))
-        if epoch in evaluated:
-            samples[epoch] = listed
+    for path in (run / "samples").glob("evaluation-*.jsonl"):
+        epoch = path.stem.rpartition("-")[2]
+        if epoch.isdecimal():
+            listed = read_log(path, partial(_sample, folder=path.parent))
+            if int(epoch) in evaluated:
+                samples[int(epoch)] = listed
 
     # Summary and config are absent while the run has not ended or has just begun.
-    summary, config, leaks = (run / name for name in ("summary.json", "config.yaml", LEAKS))
+    summary = run / "summary.json"
+    config = run / "config.yaml"
+    leaks = run / LEAKS
     document = read_yaml(config) if config.is_file() else None
     return RunFolder(
         path=run,
@@ -176,7 +179,7 @@ def read_run(run: Path) -> RunFolder:
         summary=read_object(summary) if summary.is_file() else {},
         config=dump_yaml(public(document)) if document else "",
         settings=dict(_leaves(public(document or {}))),
-        samples=samples,
+        samples=dict(sorted(samples.items())),
         leaks=read_text(leaks).strip() if leaks.is_file() else "",
     )
 
@@ -201,8 +204,12 @@ def number(value: object) -> float | None:
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Select a record's finite numbers."""
-    finite = {str(name): number(value) for name, value in record.items()}
-    return {name: value for name, value in finite.items() if value is not None}
+    finite = {}
+    for name, value in record.items():
+        figure = number(value)
+        if figure is not None:
+            finite[str(name)] = figure
+    return finite
 
 
 def _metrics_line(record: Record) -> Record:

@@ -62,18 +62,14 @@ def write_report(run: Path) -> Path:
     return path
 
 
-def write_page(run: Path) -> None:
-    """Build `report.html` during a run; a fault is a warning, since the run is worth more than its page."""
-    try:
-        write_report(run)
-    except (OSError, ValueError) as fault:
-        logger.warning("%s was not built: %s", run / "report.html", fault)
-
-
 def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
-    """Build `report.html` after evaluations, as a listener of `PolicyTrainer`."""
+    """Build `report.html` after evaluations, as a listener of `PolicyTrainer`; a fault is a warning."""
     if line["kind"] == "evaluation" and trainer.runtime.is_main:
-        write_page(trainer.config.out)
+        # The run is worth more than its page.
+        try:
+            write_report(trainer.config.out)
+        except (OSError, ValueError) as fault:
+            logger.warning("%s was not built: %s", trainer.config.out / "report.html", fault)
 
 
 # --- next steps ------------------------------------------------------------------------------------------------------
@@ -194,7 +190,7 @@ def gallery(sets: Sequence[Set], *, names: Sequence[str] = ("Before", "After")) 
     if sets:
         places[np.abs(places - median).argmin()] = median
     shown: dict[int, Set] = {}
-    for index in map(int, places + 0.5):
+    for index in (places + 0.5).astype(int).tolist():
         row = sets[index]
         sides = []
         for name, sample in zip(names, (row.before, row.after), strict=True):

@@ -67,7 +67,11 @@ def paired(groups: Sequence[Hashable], before: Sequence[float], after: Sequence[
     BOOTSTRAP_FROM groups the intervals are Student's. Groups that all differ by the same amount have none: their
     spread is unknown, and not zero.
     """
-    firsts, seconds = ([*map(fmean, grouped(zip(groups, side, strict=True)).values())] for side in (before, after))
+    means = []
+    for side in (before, after):
+        of_groups = grouped(zip(groups, side, strict=True))
+        means.append([fmean(values) for values in of_groups.values()])
+    firsts, seconds = means
     return _interval(firsts), _interval(seconds), _interval(np.subtract(seconds, firsts).tolist())
 
 
@@ -135,21 +139,27 @@ def _intervals(summary: Record, key: str) -> dict[str, Interval]:
 def pair_up(first: Sequence[Sample], last: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
     """Pair the images of one prompt, text and seed, in the order of these."""
     last_by_key = {sample.key: sample for sample in last}
-    shared = [sample for sample in first if sample.key in last_by_key]
-    return [(sample, last_by_key[sample.key]) for sample in sorted(shared, key=attrgetter("key"))]
+    pairs = []
+    for sample in sorted(first, key=attrgetter("key")):
+        if sample.key in last_by_key:
+            pairs.append((sample, last_by_key[sample.key]))
+    return pairs
 
 
 def compared(pairs: Sequence[tuple[Sample, Sample]]) -> list[Result]:
     """Compare every measure of paired images."""
-    names = dict.fromkeys(name for first, _ in pairs for name in first.measures)
+    # Measure → prompt, value before and value after of each image that has both.
+    scored: dict[str, list[tuple[int, float, float]]] = {}
+    for first, second in pairs:
+        for name, value in first.measures.items():
+            values = scored.setdefault(name, [])
+            if name in second.measures:
+                values.append((first.prompt_id, value, second.measures[name]))
     if is_plain(chain(*pairs)):
-        names.pop(REWARDED, None)
+        scored.pop(REWARDED, None)
     rows = []
-    for name in names:
-        scored = [pair for pair in pairs if name in pair[0].measures and name in pair[1].measures]
-        if scored:
-            before = [first.measures[name] for first, _ in scored]
-            after = [second.measures[name] for _, second in scored]
-            change = paired([first.prompt_id for first, _ in scored], before, after)
-            rows.append(Result(name, *change, unscored=len(pairs) - len(scored)))
+    for name, values in scored.items():
+        if values:
+            prompts, before, after = zip(*values, strict=True)
+            rows.append(Result(name, *paired(prompts, before, after), unscored=len(pairs) - len(values)))
     return rows

@@ -177,8 +177,11 @@ class StudioPage:
         with tag("nav", "strip", aria_label="Earlier pages"):
             self.drop_zone(self.dropped)
             for page in self.folder.pages:
-                path, title = page[0].path, title_of(page[0])
+                path = page[0].path
                 name = path.parent.name
+                # The time tells pages of the same words apart.
+                changed = datetime.fromtimestamp(path.stat().st_mtime)
+                title = f"{page[0].recipe.name[:60]}, {changed:%d %b, %H:%M:%S}"
                 with tag("div", "thumb"):
                     self.shot(path, title, f"Open {title}", shown=name == self.draft.page, page=name, drawing=0)
                     self.remove(title, path.parent)
@@ -388,15 +391,6 @@ def shown_while(owner: object, field: str) -> ui.row:
     return row
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
 def opened(name: str, content: bytes) -> Image:
     """Open a dropped picture. Raises ImageError if it is none, or has too many pixels."""
     return open_image(content, name=name, max_pixels=MOST_PIXELS)
-
-
-def title_of(drawing: Drawing) -> str:
-    """Tell a page from others of the same words, by its time."""
-    changed = datetime.fromtimestamp(drawing.path.stat().st_mtime)
-    return f"{drawing.recipe.name[:60]}, {changed:%d %b, %H:%M:%S}"

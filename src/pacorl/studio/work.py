@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import re
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from secrets import randbelow
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
@@ -54,6 +54,8 @@ DRAWINGS = 4
 TRIES = 6
 """Most redrawn panels of a repair."""
 NO_BETTER = "no try makes the page better; it stays as it was"
+SEEDS = 2**31
+"""Number of seeds, of which a new drawing gets one by chance."""
 PRACTICE_STRENGTH = 0.5
 """Strength of a LoRA of the practice model, which learns single pictures and draws pages."""
 
@@ -368,7 +370,7 @@ class Studio:
         recipe, panels = drawing.recipe, drawing.panels
         generator, reward = self._models(recipe.character)
         prompt = self.set_of(recipe)
-        draw = self._redrawing(generator, panel_prompts(prompt, self.names.model), panels[panel], seed=new_seed())
+        draw = self._redrawing(generator, panel_prompts(prompt, self.names.model), panels[panel], seed=randbelow(SEEDS))
         self.enter(f"Drawing panel {panel + 1} again")
         pages = []
         size = panels[panel].size
@@ -396,7 +398,7 @@ class Studio:
         for prompt in prompts:
             check_images(self.spec(edits=edits).policy, prompt, shown_name(self.names.model))
         generator, reward = self._models(self.draft.character, edits=edits)
-        seed = new_seed() if self.draft.seed is None else self.draft.seed
+        seed = randbelow(SEEDS) if self.draft.seed is None else self.draft.seed
         self.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
         drawings = []
         # `go_on` stops a drawing between two of its steps.
@@ -522,10 +524,6 @@ class Studio:
 
 def lines_of(lines: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
-
-
-def new_seed() -> int:
-    return random.SystemRandom().randrange(2**31)
 
 
 def _fields_of(check: Check) -> dict[str, Any]:
