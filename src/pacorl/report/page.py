@@ -62,14 +62,18 @@ def write_report(run: Path) -> Path:
     return path
 
 
+def write_page(run: Path) -> None:
+    """Build `report.html` during a run; a fault is a warning, since the run is worth more than its page."""
+    try:
+        write_report(run)
+    except (OSError, ValueError) as fault:
+        logger.warning("%s was not built: %s", run / "report.html", fault)
+
+
 def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
-    """Build `report.html` after evaluations, as a listener of `PolicyTrainer`; a fault is a warning."""
+    """Build `report.html` after evaluations, as a listener of `PolicyTrainer`."""
     if line["kind"] == "evaluation" and trainer.runtime.is_main:
-        # The run is worth more than its page.
-        try:
-            write_report(trainer.config.out)
-        except (OSError, ValueError) as fault:
-            logger.warning("%s was not built: %s", trainer.config.out / "report.html", fault)
+        write_page(trainer.config.out)
 
 
 # --- next steps ------------------------------------------------------------------------------------------------------
