@@ -169,9 +169,6 @@ def _apply(document: dict[str, Any], override: str) -> None:
     document[last] = value
 
 
-# --- faults ----------------------------------------------------------------------------------------------------
-
-
 def validated(kind: type[Run], document: Any) -> Run:
     """Validate a document as a section of a config. Raises ConfigError, in one line with the first faults."""
     try:
