@@ -43,6 +43,13 @@ Memory = Literal["normal", "low", "lowest"]
 MEMORY: tuple[Memory, ...] = get_args(Memory)
 
 
+def packed_form(memory: str) -> dict[str, Any]:
+    """Return the quantisation of a `memory`, on which images and scores depend; empty if there is none."""
+    if memory == "normal":
+        return {}
+    return {"quantize": "int8"}
+
+
 # --- flags -----------------------------------------------------------------------------------------------------
 
 FLAG = "flag"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from pacorl.dataset.answer_log import collect_answers
@@ -31,8 +32,9 @@ def joined_rankings(folder: Path, sources: Sequence[Path]) -> tuple[list[Ranking
     """
     # The folder's own rankings decide the name of each image and the instance of each question.
     answers = collect_answers(folder)
-    file_of = {}
-    name_of: dict[str, str] = {}
+    own_images = set(chain.from_iterable(answer.images for answer in answers))
+    file_of = {image: inside(folder, image) for image in own_images}
+    name_of = {kept_digest(path): name for name, path in file_of.items()} if sources else {}
     first_of = {}
     voted = {}
     spelling = {}
@@ -41,12 +43,6 @@ def joined_rankings(folder: Path, sources: Sequence[Path]) -> tuple[list[Ranking
         first_of[question] = answer
         voted[question, answer.annotator] = answer.instance
         spelling[answer.annotator.casefold()] = answer.annotator
-        for image in answer.images:
-            if image not in file_of:
-                file_of[image] = inside(folder, image)
-                # Only to be compared with images of other files.
-                if sources:
-                    name_of[kept_digest(file_of[image])] = image
 
     faults: list[str] = []
     for source in sources:

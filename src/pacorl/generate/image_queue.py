@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pacorl.config.options import GeneratorOptions
+from pacorl.config.options import GeneratorOptions, packed_form
 from pacorl.core.batches import in_batches
 from pacorl.core.schedule import seed_of
 from pacorl.io.documents import JsonObject
@@ -192,9 +192,7 @@ def image_source(
     for name, value in policy_options.items():
         if value is not None:
             description[name] = value
-    description["dtype"] = dtype
-    if memory != "normal":
-        description["quantize"] = "int8"
+    description |= {"dtype": dtype, **packed_form(memory)}
     if size:
         description["size"] = str(size)
     # The base, unless an adapter is named: the tiny generator's own would make a benchmark of something else.
