@@ -47,11 +47,6 @@ def following(step: str, folder: Path) -> str:
     return f"dataset {step} {shlex.quote(str(folder))}"
 
 
-def split_names(text: str) -> list[str]:
-    """Split a text at its commas; empty names are left out."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def run(activity: str, step: Callable[..., JsonObject], *inputs: Any, then: str, **options: Any) -> None:
     """Run a step under a progress bar, and print its counts and the next command."""
     with progress(activity) as advance:
@@ -194,9 +189,12 @@ def annotate(
     with needing("data", what="the annotation page"):
         from pacorl.annotate import server
 
+    people_of_roles = []
+    for names in (annotators, adjudicators):
+        people_of_roles.append([name.strip() for name in names.split(",") if name.strip()])
     server.serve(
         folder,
-        *(split_names(annotators), split_names(adjudicators)),
+        *people_of_roles,
         people=people,
         controls=controls,
         host=host,

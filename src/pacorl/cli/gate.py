@@ -39,9 +39,6 @@ class QuestionOptions:
     grid: str = option("", "Cut the one image into ROWSxCOLS panels; by default the layout in its recipe.")
 
 
-# --- score -----------------------------------------------------------------------------------------------------
-
-
 def score(
     images: list[str] = Argument(help="Two images or more: files or folders; or one page of panels."),
     *,
@@ -85,9 +82,6 @@ def score(
             echo(scores)
     if scores.missing:
         raise Exit(INCOMPLETE)
-
-
-# --- check -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,9 +286,6 @@ def load_judge(source: str, judge: CalibratedJudge) -> PacoReward:
     if isinstance(reward.judge, RemoteJudge):
         reward.judge.wait_for_outages(SILENCE_SECONDS)
     return reward
-
-
-# --- calibrate -------------------------------------------------------------------------------------------------
 
 
 def calibrate(

@@ -68,9 +68,6 @@ def serve(
         run(app, listener)
 
 
-# --- the studio ------------------------------------------------------------------------------------------------
-
-
 def studio(
     *,
     models: StudioModels,

@@ -134,9 +134,6 @@ def size_text(number: int) -> str:
     return f"{number / 2**30:.1f} GiB"
 
 
-# --- a policy's training ---------------------------------------------------------------------------------------
-
-
 def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, card: int = 0) -> Plan:
     """Check a config against its data and a card, and measure its memory, as `--dry-run` does; `print` shows the plan.
 
@@ -253,9 +250,6 @@ def _check_rewards(
                 except RewardError as fault:
                     broken.append(MissingFile("rewards", name, str(fault)))
     return encoders, broken
-
-
-# --- generating ------------------------------------------------------------------------------------------------
 
 
 def plan_generation(

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
-from pacorl.core.metric_names import ALARM, sign_meaning
+from pacorl.core.metric_names import ALARM
 from pacorl.io.documents import dump_yaml, read_log, read_object, read_text, read_yaml, typed
 from pacorl.io.files import inside
 from pacorl.models.policies import POLICIES
@@ -80,10 +80,6 @@ class RaisedAlarm:
     where: str
     epoch: int
     """Epoch after which it was first raised."""
-
-    @property
-    def meaning(self) -> str:
-        return sign_meaning(self.sign)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from functools import cache
 
 import jinja2
 
+from pacorl.core.metric_names import sign_meaning
 from pacorl.report import figures
 
 
@@ -26,5 +27,6 @@ def _environment() -> jinja2.Environment:
     )
     for name in ("label", "amount", "change"):
         environment.filters[name] = getattr(figures, name)
+    environment.filters["sign_meaning"] = sign_meaning
     environment.globals |= {"MEANINGS": figures.MEANINGS, "STRONG": figures.STRONG, "zip": zip}
     return environment

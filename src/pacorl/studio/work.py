@@ -519,9 +519,6 @@ class Studio:
         self._run_child(command, phase, **{NO_USER_FILES: "1"})
 
 
-# --- small things ----------------------------------------------------------------------------------------------------
-
-
 def lines_of(lines: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
