@@ -62,8 +62,6 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None]) -> tuple
     return write_report(out), summary["verdict"]
 
 
-# --- grades ----------------------------------------------------------------------------------------------------------
-
 VERDICT = {
     "attribute_agreement": "attributes that panels share",
     "all_equal_pairs": "pairs of panels that agree in all of them",

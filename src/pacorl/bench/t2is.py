@@ -109,9 +109,6 @@ def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence
     return sum(weight * mean for weight, mean in zip(WEIGHTS, means, strict=True))
 
 
-# --- the benchmark -----------------------------------------------------------------------------------------------
-
-
 class T2isBench(ImageBenchmark[Case]):
     """The benchmark over the images of a folder, `{case}_{number:04d}.png`."""
 

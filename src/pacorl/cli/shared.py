@@ -92,9 +92,6 @@ def _flags(group: type) -> Iterator[Parameter]:
         yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=info, annotation=hints[each.name])
 
 
-# --- printing --------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def progress(activity: str) -> Iterator[Progress]:
     """Show a bar on the error stream, if that is a terminal; yields (done, total) → None."""

@@ -93,9 +93,6 @@ class ModelSection(Section):
 Run = TypeVar("Run", bound=Section)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
-
-
 def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> Run:
     """Read a YAML file, or a recipe by its name, and `section.key=value` overrides into a config.
 
@@ -175,9 +172,6 @@ def validated(kind: type[Run], document: Any) -> Run:
         return kind.model_validate(document)
     except ValidationError as error:
         raise ConfigError(faults_of(error, unknown=partial(unknown_key, kind), whole="config")) from None
-
-
-# --- a run's config, saved and compared ------------------------------------------------------------------------
 
 
 def dump(config: Section) -> str:

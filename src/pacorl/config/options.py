@@ -50,8 +50,6 @@ def packed_form(memory: str) -> dict[str, Any]:
     return {"quantize": "int8"}
 
 
-# --- flags -----------------------------------------------------------------------------------------------------
-
 FLAG = "flag"
 """Key of a flag's settings in a field's metadata."""
 

@@ -186,9 +186,6 @@ def _stats(table: RewardTable, valid_B: Tensor, tamed_R: Tensor) -> dict[str, fl
     return stats
 
 
-# --- the samples of one prompt ---------------------------------------------------------------------------------
-
-
 def group_centred(score_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
     """Subtract the group's mean over valid samples; 0 for invalid samples."""
     return (score_B - group_mean(score_B, valid_B, group_B)) * valid_B.double()

@@ -44,9 +44,6 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == APPLE else torch.float64
 
 
-# --- copies -----------------------------------------------------------------------------------------------------
-
-
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device without blocking the host.
 

@@ -113,9 +113,6 @@ def join(panels: Sequence[Image.Image], grid: Grid) -> Image.Image:
     return image
 
 
-# --- panels in latents -----------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=64)
 def panel_of_token(grid: Grid, size: Size, token_grid: tuple[int, int]) -> Tensor:
     """Find the panel that contains the centre of each latent token.

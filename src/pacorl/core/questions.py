@@ -77,9 +77,6 @@ def edit_followed(instruction: str) -> str:
     )
 
 
-# --- benchmarks: worded as their evaluations ask, Yes or No and no reasons -----------------------------------------
-
-
 def meets_criterion_in_a_word(criterion: str) -> str:
     """T2IS-Bench's question to every pair of a set, and ConsistencyRank's first wording."""
     return f"Do images meet the following criteria? {criterion} Please answer Yes or No."

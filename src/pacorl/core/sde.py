@@ -95,9 +95,6 @@ def kl(transition: Transition, reference: Transition, panels: Panels | None = No
     return 0.5 * sample_mean(difference**2, panels)
 
 
-# --- without noise ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Past:
     """Velocity and length of the earlier step."""

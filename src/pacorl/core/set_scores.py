@@ -93,9 +93,6 @@ def tied_groups(scores: Sequence[float | None]) -> list[list[int]]:
     return [*map(sorted, groups), *missing]
 
 
-# --- sets of one prompt ----------------------------------------------------------------------------------------
-
-
 def kappa(within: float, across: float) -> float:
     """Correct agreement for chance: (within − across)/(1 − across), 1 if panels agree within sets alone.
 

@@ -80,8 +80,6 @@ def orders(subjects: Sequence[Subject], *, count: int, grid: Grid) -> list[Promp
     return planned
 
 
-# --- writers -----------------------------------------------------------------------------------------------------
-
 Text = Annotated[str, Field(min_length=3, max_length=2000)]
 
 
@@ -157,9 +155,6 @@ def tiny_writer(*, count: int, grid: Grid, seed: int = 0) -> Writer:
 
 def _kind(order: PromptOrder) -> JsonObject:
     return {"category": order.subject.category, "task_name": order.subject.name}
-
-
-# --- the step ----------------------------------------------------------------------------------------------------
 
 
 def write_all(

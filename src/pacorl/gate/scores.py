@@ -184,9 +184,6 @@ def score_set(
     return Scores(names, tuple(images), question, tuple(scored), ranking, pairs_fitted)
 
 
-# --- for people ------------------------------------------------------------------------------------------------
-
-
 def p_yes_text(p_yes: float | None) -> str:
     """Format P(Yes) with four digits; a dash if it is missing."""
     return "–" if p_yes is None else f"{p_yes:.4f}"

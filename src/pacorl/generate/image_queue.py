@@ -156,9 +156,6 @@ def missing_images(jobs: Sequence[ImageJob], out: Path, source: ImageSource) -> 
     return [job for job in jobs if png_texts(out / job.file).get(RECIPE) != source.recipe(job)]
 
 
-# --- the generator of a queue --------------------------------------------------------------------------------------
-
-
 def image_source(
     options: GeneratorOptions, *, edits: bool | None = None, memory: str = "normal", batch: int = 4
 ) -> ImageSource:

@@ -235,9 +235,6 @@ def repair_page(
     }
 
 
-# --- redrawing ---------------------------------------------------------------------------------------------------
-
-
 def redraw_by(generator: Generator, prompts: Sequence[Prompt], *, seed: int = 0, **options: Any) -> Redraw:
     """Redraw panels with a generator.
 

@@ -118,9 +118,6 @@ def ranked(judge: Judge, candidates: Sequence[GeneratedImage]) -> list[Generated
     return in_order
 
 
-# --- candidates by a judge -------------------------------------------------------------------------------------
-
-
 def judge_sets(judge: Judge, prompt: Prompt, images: Sequence[Image]) -> list[Judged]:
     """Score sets of one prompt with the consistency reward: the mean over every pair of panels.
 

@@ -61,9 +61,6 @@ PAIRS = 4
 """Pairs of panels within a couple's sets, and as many across them."""
 
 
-# --- images ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class PanelStatistics:
     """Signs of one grid image, measured without a model."""
@@ -103,9 +100,6 @@ def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
         # Over pairs the mean of (a − b)² is twice the variance, which looks at each group once.
         signs[f"{MONITOR}diversity"] = float(np.sqrt(2 * mean_GC.var(axis=0, ddof=1).mean()))
     return signs
-
-
-# --- agreement of sets -----------------------------------------------------------------------------------------
 
 
 def measure_agreement(
@@ -168,9 +162,6 @@ def measure_agreement(
         return {}
     means = fmean(within), fmean(across)
     return {f"{MONITOR}within": means[0], f"{MONITOR}across": means[1], f"{MONITOR}kappa": kappa(*means)}
-
-
-# --- over time -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,9 +124,6 @@ def _on_one_line(text: object) -> str:
     return " ".join(str(text)[: 2 * SHOWN].split())[:SHOWN]
 
 
-# --- addresses -------------------------------------------------------------------------------------------------
-
-
 def is_url(source: object) -> bool:
     """Whether a source is an http(s) URL, rather than a file."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))

@@ -35,9 +35,6 @@ INHERITED = ("PATH", "LANG", "PYTHONPATH", "LD_LIBRARY_PATH")
 """Environment variables of the process; some Python installations do not start without the last one."""
 
 
-# --- this side ---------------------------------------------------------------------------------------------------
-
-
 def submit_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS) -> Future[Image.Image]:
     """Queue the content of a file for decoding, and return at once.
 
@@ -94,9 +91,6 @@ class _Decoder:
 _QUEUE = ThreadPoolExecutor(1, thread_name_prefix="decoder")
 _DECODER = _Decoder()
 atexit.register(_DECODER.close)
-
-
-# --- the process -------------------------------------------------------------------------------------------------
 
 
 def serve() -> None:

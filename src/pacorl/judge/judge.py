@@ -59,8 +59,6 @@ def close_judge(judge: Judge | None) -> None:
         judge.close()
 
 
-# --- settings --------------------------------------------------------------------------------------------------
-
 BATCH_TOKENS = 8192
 """Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then take
 about 2 GiB."""
@@ -97,8 +95,6 @@ class JudgeSettings(ModelSection):
         """The judge's name in messages."""
         return (split_address(self.checkpoint)[1] if self.remote else "") or self.checkpoint
 
-
-# --- addresses -------------------------------------------------------------------------------------------------
 
 ADDRESS = re.compile(r"[\w.-]+:\d+(/\S*)?")
 """An address without `http://`."""

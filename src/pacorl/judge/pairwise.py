@@ -106,9 +106,6 @@ def by_criterion(criteria: SetCriteria, wording: Callable[[str], str]) -> dict[C
     return questions
 
 
-# --- edits -----------------------------------------------------------------------------------------------------
-
-
 def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[dict[str, Verdict]]:
     """Ask whether each (source, edit, instruction) `kept` all else, and `followed` the instruction.
 
@@ -131,9 +128,6 @@ def edit_score(p_yes: Mapping[str, float | None]) -> float | None:
     if kept is None or followed is None:
         return None
     return sqrt(kept * followed)
-
-
-# --- aggregation -----------------------------------------------------------------------------------------------
 
 
 def mean_over_dimensions(answers: Mapping[Criterion, Verdict]) -> Verdict:

@@ -125,9 +125,6 @@ class Collator:
         return ids
 
 
-# --- a run's data ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class JudgeData:
     """Training and evaluation data of a run, checked before any weights are loaded."""

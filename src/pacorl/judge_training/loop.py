@@ -36,9 +36,6 @@ def processes() -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available())
 
 
-# --- the loss --------------------------------------------------------------------------------------------------
-
-
 def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) -> tuple[Tensor, Tensor]:
     """Compute the log-probabilities of the answers' tokens, and P(Yes | Yes or No) at their first token, in a forward.
 
@@ -150,9 +147,6 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
 
-# --- its arguments ---------------------------------------------------------------------------------------------
-
-
 def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = False) -> TrainingArguments:
     """Build the transformers `Trainer`'s arguments for a run.
 
@@ -218,9 +212,6 @@ def micro_batches(config: JudgeConfig, *, world: int) -> tuple[int, int]:
     sizes = range(min(per_process, config.optimizer.micro_batch), 0, -1)
     micro = next(size for size in sizes if per_process % size == 0)
     return micro, per_process // micro
-
-
-# --- how well a judge decides ----------------------------------------------------------------------------------
 
 
 def decision_metrics(p_yes_N: Values, consistent_N: Labels, *, swapped_N: Values) -> dict[str, float]:

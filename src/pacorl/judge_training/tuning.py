@@ -94,9 +94,6 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
     return adapted
 
 
-# --- saving ----------------------------------------------------------------------------------------------------
-
-
 def merge_and_save(checkpoint: str, adapter: Path, out: Path, *, dtype: str, processor: Any) -> None:
     """Write the checkpoint with an adapter merged into it and the processor, as transformers and vLLM load it."""
     model = merge_adapter(load_model(checkpoint, dtype=dtype), str(adapter))

@@ -46,9 +46,6 @@ class MissingFile:
     """Size of a download of published weights; 0 if it is unknown."""
 
 
-# --- checkpoints -----------------------------------------------------------------------------------------------
-
-
 def generator_of(model: PolicyOptions) -> tuple[Parts, list[MissingFile]]:
     """Read the config.json of each component of a generator; published configs replace absent ones.
 
@@ -138,9 +135,6 @@ def rewards_of(rewards: Sequence[MeasureConfig]) -> Mapping[str, Reward]:
     return build_rewards(
         [reward for reward in rewards if not (is_in_file(reward.name) and asks_judge(reward))], judge=None
     )
-
-
-# --- absences --------------------------------------------------------------------------------------------------
 
 
 def absent_prompts(config: PolicyConfig) -> Iterator[MissingFile]:

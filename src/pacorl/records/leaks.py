@@ -115,9 +115,6 @@ def split_prompts(
     return train, evaluation
 
 
-# --- training data of a run ------------------------------------------------------------------------------------
-
-
 def id_text(name: str) -> str:
     """Format an item's id as one of its texts."""
     return f"id {name}"
@@ -206,9 +203,6 @@ def _trained_texts(run: Path) -> Iterator[str]:
                 for comparison in _trained_comparisons(run, Path(scratch)):
                     for quotations in QUOTED.findall(comparison.question):
                         yield from quotations
-
-
-# --- sameness --------------------------------------------------------------------------------------------------
 
 
 def _keys(prompt: Prompt) -> list[str]:

@@ -99,9 +99,6 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     return path, [*[f"warning: {line}" for line in unlike], *lines, *left_out]
 
 
-# --- settings and seeds ----------------------------------------------------------------------------------------------
-
-
 def pairs_of(runs: Sequence[RunFolder]) -> dict[str, Runs]:
     """Divide runs into two settings, in their order, and pair them: seed → run of each.
 
@@ -154,9 +151,6 @@ def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, 
         if before.get(key) != after.get(key):
             differing.append((key, first.settings.get(key, "–"), second.settings.get(key, "–")))
     return differing
-
-
-# --- measures --------------------------------------------------------------------------------------------------------
 
 
 def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:

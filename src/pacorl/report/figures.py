@@ -30,9 +30,6 @@ WIDE = 1.8
 """An image at least so much wider than high is shown at twice the column."""
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
 def label(name: str) -> str:
     """`grad_norm` → `Gradient norm`."""
     words = LABELS.get(name) or name.replace("_", " ").replace("/", " · ").strip()
@@ -56,9 +53,6 @@ def change(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:+z.3f}".replace("-", MINUS)
-
-
-# --- images ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

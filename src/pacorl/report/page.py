@@ -76,9 +76,6 @@ def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
         write_page(trainer.config.out)
 
 
-# --- next steps ------------------------------------------------------------------------------------------------------
-
-
 def next_command(run: RunFolder) -> str:
     """Build the command that comes next: the rest of a stopped run, or the use of its result; empty if unknown."""
     settings = run.settings
@@ -95,9 +92,6 @@ def next_command(run: RunFolder) -> str:
     kind = settings.get("model.kind", "")
     kind_option = f" --kind {shlex.quote(kind)}" if is_in_file(kind) else ""
     return f"pacorl generate --model {model}{kind_option} --adapter {folder}/adapter {request}"
-
-
-# --- the gallery -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,9 +175,6 @@ def smoke_test(name: str, reward: Reward, prompts: Sequence[Prompt], *, size: Si
         raise RewardError(str(fault)) from None
 
 
-# --- helpers of rewards ----------------------------------------------------------------------------------------
-
-
 def refuse(prompts: Sequence[Prompt], fault: str) -> None:
     """Raise RewardError for prompts that a reward cannot score, if there are any; `fault` is the first one's."""
     if prompts:

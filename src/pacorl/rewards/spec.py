@@ -92,9 +92,6 @@ class RewardSpec:
         return self.make(**{name: injected[name] for name in INJECTED if name in self.parameters}, **args)
 
 
-# --- one's own -------------------------------------------------------------------------------------------------
-
-
 def user_spec(name: str) -> RewardSpec:
     """Run the code of `path.py:Name`, and return the reward's spec.
 

@@ -129,9 +129,6 @@ class Logbook:
             tracker.finish()
 
 
-# --- progress --------------------------------------------------------------------------------------------------
-
-
 class Progress:
     """Progress of a run, shown by the main process: lines of epochs, bars of phases on a terminal; and the seconds of
     the phases, the only metrics that differ between two equal runs."""

@@ -199,9 +199,6 @@ def allow_tf32(*, allowed: bool) -> None:
     torch.set_float32_matmul_precision("high" if allowed else "highest")
 
 
-# --- other ranks -----------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def lost_ranks(rank: int, world: int) -> Iterator[None]:
     """Replace the error of a process group, of which a rank has died or hangs, by a RuntimeError of one line."""

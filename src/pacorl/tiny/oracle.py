@@ -87,9 +87,6 @@ def _squared(pixels: NDArray[np.float32], templates: NDArray[np.float32]) -> NDA
     return squared.clip(min=0)
 
 
-# --- grades of a set -------------------------------------------------------------------------------------------
-
-
 def grade(requested: Sequence[Mapping[str, str]], shown: Sequence[Panel | None]) -> dict[str, float]:
     """Grade a set.
 
@@ -121,9 +118,6 @@ def grade(requested: Sequence[Mapping[str, str]], shown: Sequence[Panel | None])
         "prompt_match": float(np.mean(matches)),
         "valid": float(np.mean([panel is not None for panel in shown])),
     }
-
-
-# --- measures of many sets -------------------------------------------------------------------------------------
 
 
 def agreement(sets: Sequence[Sequence[Panel | None]]) -> dict[str, tuple[float, float]]:

@@ -85,9 +85,6 @@ def where_text(attributes: Mapping[str, str]) -> str:
     return " ".join([words[attributes[name]] for name, words in WHERE.items() if name in attributes])
 
 
-# --- drawing ---------------------------------------------------------------------------------------------------
-
-
 LAYERS = {
     "background": ("palette", "place"),
     "prop": ("prop",),
@@ -143,8 +140,6 @@ def draw(panel: Panel, size: int, *, without: Collection[str] = ()) -> Image.Ima
             composed = over(layer(kind, values, size), composed)
     return Image.fromarray((composed[..., :3] * 255 + 0.5).astype(np.uint8))
 
-
-# --- prompts ---------------------------------------------------------------------------------------------------
 
 SCENES = tuple(itertools.product(VALUES["pose"], VALUES["prop"]))
 CRITERIA = {
