@@ -102,9 +102,6 @@ class Table:
         return {"title": self.title, "rows": rows, "notes": self.notes}
 
 
-# --- benchmarks ------------------------------------------------------------------------------------------------
-
-
 class ImageCache:
     """Images of one folder, each opened once: a judge recognises equal images by their identity."""
 
@@ -261,9 +258,6 @@ class ImageBenchmark(Benchmark[Item]):
         generate_missing(
             self.jobs(), self.out, self.source, shard=shard, save_panels=self.save_panels, progress=progress
         )
-
-
-# --- figures ---------------------------------------------------------------------------------------------------
 
 
 def macro_means(

@@ -258,9 +258,6 @@ def _draw(
     return replace(image, recipe={**image.recipe, "request": job.digest})
 
 
-# --- the request -----------------------------------------------------------------------------------------------
-
-
 def read_request(
     text: str, options: RequestOptions, generator: AdaptedGenerator, gate: Gate | None
 ) -> GenerationRequest:
@@ -353,9 +350,6 @@ def _check_request(
             raise UsageError(NO_JUDGE)
         source = TINY
     return judge_for(source, edits=any(prompt.sources for prompt in request.prompts))
-
-
-# --- the result ------------------------------------------------------------------------------------------------
 
 
 def _finish(image: GeneratedImage, path: Path, *, judge: str, redrawing: Redrawing | None) -> dict[str, Any]:

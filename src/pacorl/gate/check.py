@@ -286,9 +286,6 @@ def check_set(
     return Check(scores, least, tuple(controls), tuple(judged), len(pairs) + len(controls))
 
 
-# --- controls ----------------------------------------------------------------------------------------------------
-
-
 def _controlled(
     judge: Judge, images: Sequence[Image], least: float, *, names: Sequence[str], theme: str
 ) -> list[Control]:
@@ -323,9 +320,6 @@ def _controls_of(judge: Judge, image: Image, name: str, theme: str) -> list[Cont
             raise RuntimeError(f"the judge gave no answer about a control: {pair.error}")
         controls.append(Control(name, second, second != CONTROLS[-1], pair.p_yes))
     return controls
-
-
-# --- for people --------------------------------------------------------------------------------------------------
 
 
 def check_lines(check: Check, *, judge: str) -> list[str]:

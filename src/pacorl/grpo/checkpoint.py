@@ -67,9 +67,6 @@ HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced)")
 """Names of temporary folders that a kill leaves among the checkpoints."""
 
 
-# --- saving and restoring --------------------------------------------------------------------------------------
-
-
 class CheckpointWriter:
     """Writer of checkpoints to resume from, and of the averaged adapter for use elsewhere, on a thread.
 
@@ -170,9 +167,6 @@ def restore(lora: LoraTraining, path: Path) -> dict[str, Any]:
     return state
 
 
-# --- the start of a run ----------------------------------------------------------------------------------------
-
-
 def starting_point(config: LoraConfig, *, resume: bool) -> Path | None:
     """Find the newest whole checkpoint, if any, and clean up after a kill; logs a warning for damaged checkpoints.
 
@@ -261,9 +255,6 @@ def identities_of(
         if digest:
             identities[f"code of {name}"] = f"sha256 {digest[:12]}"
     return identities
-
-
-# --- folders ---------------------------------------------------------------------------------------------------
 
 
 def settle(checkpoint: Path, config: LoraConfig) -> None:

@@ -180,9 +180,6 @@ def torch_context() -> Callable[[], ExitStack]:
     return enter
 
 
-# --- the scores of all ranks -----------------------------------------------------------------------------------
-
-
 def collect_scores(scorer: Scorer, runtime: Runtime) -> tuple[Scores, list[str]]:
     """Wait for the scores of all ranks, and the reasons for missing ones.
 

@@ -135,9 +135,6 @@ def batches(nodes: Sequence[Node], *, tokens: int, recurrent: bool = False) -> I
     return packed(sorted(nodes, key=lambda node: (not node.children, -len(node))), fits)
 
 
-# --- walking the tree ------------------------------------------------------------------------------------------
-
-
 class BranchCache:
     """Keys, values and states of the runs above a batch, with the interface of transformers' caches.
 

@@ -194,9 +194,6 @@ def build_trainer(
     return trainer
 
 
-# --- checkpoints and logs --------------------------------------------------------------------------------------
-
-
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints that were written to the end, oldest first."""
     return sorted((path.parent for path in folder.glob(f"checkpoint-[0-9]*/{DIGESTS}")), key=step_of)

@@ -26,9 +26,6 @@ ALIGNMENT = 256
 """Bytes: any type can be viewed from such an address on."""
 
 
-# --- layers --------------------------------------------------------------------------------------------------------
-
-
 def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(out, in) → int8 codes and the scales (out, 1) in the weight's dtype."""
     # A scale is rounded to bf16 before the codes are: they then make up for its rounding, up to 0.2 %.
@@ -184,9 +181,6 @@ def streamed_bytes(module: nn.Module) -> int:
         if isinstance(layer, StreamedLinear):
             streamed += sum(tensor.nbytes for tensor in layer.parked)
     return streamed
-
-
-# --- streaming -----------------------------------------------------------------------------------------------------
 
 
 class WeightStream:

@@ -82,9 +82,6 @@ def _distinct(values: Mapping[str, float]) -> str:
     return "/".join(f"{value:g}" for value in sorted(set(values.values())))
 
 
-# --- finding -------------------------------------------------------------------------------------------------------
-
-
 def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
     """Locate the weights file of an adapter.
 
@@ -129,9 +126,6 @@ def _from_hub(source: str, *, fetch: bool) -> Path:
     if fetch:
         check_checkpoint(repo, *files, *(f"{path}/{name}" for name in ADAPTER_FILES if path))
     return fetch_files(repo, *files, fetch=fetch) / path
-
-
-# --- reading -------------------------------------------------------------------------------------------------------
 
 
 def read_lora(source: str | Path, *, layers: Collection[str] = (), rename: Callable[[str], str] = str) -> Lora:
@@ -297,9 +291,6 @@ def _translated(file: Path, lora: Lora, layers: Collection[str]) -> Lora:
         lost = min(tensors, default="several modules")
         raise ValueError(f"{file}: diffusers' converter of {kind} does not know {lost}; merge it into its base")
     return Lora(state, alphas, lora.base)
-
-
-# --- writing -------------------------------------------------------------------------------------------------------
 
 
 def save_lora(

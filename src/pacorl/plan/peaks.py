@@ -46,9 +46,6 @@ class Memory:
     """FLOPs of the generator in the run."""
 
 
-# --- a job -----------------------------------------------------------------------------------------------------
-
-
 class Scorer(NamedTuple):
     """Bytes of a judge or of a reward's model."""
 
@@ -250,8 +247,6 @@ def _main_memory(job: Job, inputs: Inputs, *, adapter: int, waiting: int) -> Ite
     yield "host", job.world * (process + streamed + waiting + scorers)
 
 
-# --- depth -----------------------------------------------------------------------------------------------------
-
 BLOCKS = {
     "FluxTransformer2DModel": ("num_layers", "num_single_layers"),
     "Flux2Transformer2DModel": ("num_layers", "num_single_layers"),
@@ -273,9 +268,6 @@ def with_units(configs: Parts, units: int) -> Parts:
     for key in BLOCKS[transformer["_class_name"]]:
         transformer[key] = transformer[key] // block_units(configs) * units
     return {**configs, "transformer": transformer}
-
-
-# --- passes ----------------------------------------------------------------------------------------------------
 
 
 def text_pass(inputs: Inputs, size: Size, *, prompts: int) -> MemoryLedger:

@@ -93,8 +93,6 @@ def write_panels(text: str, *, count: int | None = None) -> PanelDraft:
     return PanelDraft(theme or ", ".join(items), panels, criteria, note)
 
 
-# --- reading a request -----------------------------------------------------------------------------------------
-
 COUNT = rf"(?P<count>\d{{1,3}}|{'|'.join(NUMBERS[1:])})"
 SEVERAL = r"(?:multiple|several|various|different|many|some|a\s+few)"
 VERB = (
@@ -222,8 +220,6 @@ def _request_of(text: str, match: re.Match[str]) -> SetRequest | None:
         rest = rest.strip()
     return SetRequest(number, subject + rest)
 
-
-# --- the template ----------------------------------------------------------------------------------------------
 
 BEGINNING = re.compile(
     r"[^\w:]{0,9}(?:step[- ]by[- ]step\b[,\s]*)?"

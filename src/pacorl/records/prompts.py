@@ -115,9 +115,6 @@ def load_prompts(path: str | Path, *, limit: int | None = None, model: str = "")
     return evenly_spread(prompts, limit)
 
 
-# --- one prompt --------------------------------------------------------------------------------------------------
-
-
 def sentence_prompt(text: str, *, model: str = "") -> Prompt:
     """Read a line of text: a whole prompt, a request for a set in one sentence, or one image.
 
@@ -213,9 +210,6 @@ def kinds_of(prompts: Sequence[Prompt]) -> str:
     return "\n  ".join(lines)
 
 
-# --- writing -----------------------------------------------------------------------------------------------------
-
-
 def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     """Write prompts as records for `load_prompts`, without their ids: an id is the position in the file.
 
@@ -247,9 +241,6 @@ def record_of(prompt: Prompt) -> JsonObject:
     if prompt.panels != panel_texts(prompt.text):
         row["panels"] = list(prompt.panels)
     return row
-
-
-# --- shared with sources of comparisons --------------------------------------------------------------------------
 
 
 def evenly_spread(items: Sequence[Item], limit: int | None) -> list[Item]:

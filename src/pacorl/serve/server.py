@@ -54,9 +54,6 @@ WINDOW_SECONDS = 0.003
 """Wait of a batch's first question: short against a forward, long enough for the requests of one call."""
 
 
-# --- requests --------------------------------------------------------------------------------------------------
-
-
 Text = Annotated[str, Field(max_length=LETTERS)]
 Images = Annotated[list[str], Field(min_length=1, max_length=MOST_IMAGES)]
 """Data URLs."""
@@ -161,9 +158,6 @@ STATUSES = """400 a fault of the request, 401 no key or another, 404 another mod
 REFUSAL = {"model": Refusal, "description": STATUSES}
 
 
-# --- the judge and its queue -----------------------------------------------------------------------------------
-
-
 class ServedJudge:
     """A judge with its name, its one thread, the first-token questions that wait for it, and its two routes."""
 
@@ -260,9 +254,6 @@ def data_of(url: str, *, name: str) -> bytes:
         return base64.b64decode(encoded if head.startswith("data:") else "-", validate=True)
     except ValueError:
         raise ImageError(f"{name} is no data URL, data:image/png;base64,…; this server fetches no image") from None
-
-
-# --- the application -------------------------------------------------------------------------------------------
 
 
 def create_app(name: str, judge: LocalJudge, *, api_key: str = "", identity: str = "") -> FastAPI:
