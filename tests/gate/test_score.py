@@ -99,6 +99,12 @@ def test_a_script_scores_two_images(folder: Path) -> None:
         PacoReward(grey_judge(silent_about="Do")).score(*IMAGES[:2])
 
 
+@pytest.mark.parametrize("options", [{}, {"theme": "a fox"}, {"ranking": True}, {"reasons": True}])
+def test_a_script_has_the_scores_of_the_command_by_every_option(options: dict[str, Any]) -> None:
+    judge = grey_judge()
+    assert PacoReward(judge).score_set(IMAGES, **options) == score_set(judge, IMAGES, **options)
+
+
 def test_pairs_are_scored_together_each_by_its_theme(folder: Path) -> None:
     judge = grey_judge(silent_about="blue")
     pairs = [(folder / "a.png", IMAGES[1]), (IMAGES[2], IMAGES[3]), ("no.png", IMAGES[0]), (IMAGES[0], IMAGES[1])]

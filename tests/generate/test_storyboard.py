@@ -16,10 +16,10 @@ DENTIST = """
 title: A day at the practice
 style: soft watercolour
 layout: 1x2
-characters: {dentist: a young dentist in light-blue scrubs., boy: a boy of six}
+characters: {kind_dentist: a young dentist in light-blue scrubs., boy: a boy of six}
 scenes:
-  - "{dentist} shows {boy} a model of teeth; {dentist} smiles"
-  - "{dentist} reads an X-ray"
+  - "{kind_dentist} shows {boy} a model of teeth; {kind_dentist} smiles"
+  - "{kind_dentist} reads an X-ray"
   - "an empty waiting room"
   - "a street"
 """
@@ -35,7 +35,7 @@ def test_pages_of_panels(tmp_path):
     board = read_storyboard(write(tmp_path, DENTIST))
     first, last = pages(board, "some/model")
     assert first.panels == (
-        "A young dentist in light-blue scrubs shows a boy of six a model of teeth; the dentist smiles",
+        "A young dentist in light-blue scrubs shows a boy of six a model of teeth; the kind dentist smiles",
         "A young dentist in light-blue scrubs reads an X-ray",
     )
     assert (str(first.grid), str(last.grid)) == ("1x2", "1x2")

@@ -184,6 +184,8 @@ def test_a_gate_answers_with_the_document_of_the_command(tiny_url: str, hero: li
 def test_a_set_is_asked_about_its_theme(tiny_url: str, hero: list[str], use: dict[str, Any], theme: str) -> None:
     _, answer = ask(f"{tiny_url}/v1/consistency", {"images": hero[1:4], "theme": theme, **use})
     assert answer["question"] == question_about(theme)
+    if "least" not in use:
+        assert len(answer["pairs"]) == (2 if use else 3), "a ranking is of pairs with the first image"
 
 
 def test_a_gate_has_references_and_refuses_if_its_controls_fail(tiny_url: str, hero: list[str]) -> None:
