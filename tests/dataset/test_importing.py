@@ -138,3 +138,8 @@ def test_all_faults_are_named_at_once(mine, tmp_path: Path) -> None:
     mine(line(0, ",ann"), "0/0.png,0/9.png | 0/1.png,,", line(1, ",Ann"))
     with pytest.raises(ValueError, match=r"(?s)rankings\.csv:3: .*9\.png .*rankings\.csv:4: 'Ann' is written 'ann'"):
         export(tmp_path, rankings=[source])
+
+
+def test_a_small_test_split_is_said(mine, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    export(tmp_path, rankings=[mine(line(0), line(1))], test_share=0.5)
+    assert "2 pairs of 1 prompts is uncertain by ±0.69" in caplog.text

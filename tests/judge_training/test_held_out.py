@@ -58,9 +58,12 @@ def test_the_words_have_the_paired_difference(
     tmp_path: Path, prompts: int, before: float, after: float, words: str
 ) -> None:
     given = pairs(tmp_path, prompts=prompts)
-    summary = evaluate(tmp_path, given, answers(given, right=before), answers(given, right=after, seed=1))
+    answered = answers(given, right=after, seed=1)
+    summary = evaluate(tmp_path, given, answers(given, right=before), answered)
     line, accuracy, auc, *few = summary["verdict"]
-    assert ["are too few: an accuracy is uncertain by ±0.16 or more" in each for each in few] == [True] * (prompts < 8)
+    assert [f"{6 * prompts} pairs of {prompts} prompts is uncertain by ±" in each for each in few] == [True] * (
+        prompts < 8
+    )
     # Few pairs give no verdict, however much better the answers look.
     is_better = words == ", +0." and not few
     assert ("better than before training by +0." in line, "not shown" in line) == (is_better, not is_better)
@@ -71,6 +74,11 @@ def test_the_words_have_the_paired_difference(
     assert (" to " in accuracy) == (prompts == 12)  # few prompts give no interval
     page = write_report(tmp_path).read_text("utf-8")
     assert f'<div class="verdict"><p>{line}</p>' in page
+    # The worst pairs come first, with their images.
+    assert [abs(pair["p_yes"] - pair["consistent"]) for pair in summary["worst"]] == sorted(
+        (abs(p_yes - pair.consistent) for p_yes, pair in zip(answered, given, strict=True)), reverse=True
+    )[:6]
+    assert page.count('alt="Image 1 of the pair"') == 6
 
 
 def test_pairs_without_groups_are_grouped_by_their_first_image(tmp_path: Path) -> None:

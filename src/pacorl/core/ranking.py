@@ -27,6 +27,16 @@ FEWEST_FOR_INTERVAL = 8
 """Groups below which a figure has no interval: of two prompts it would be the two values themselves."""
 
 
+def too_few(pairs: int, groups: int) -> str:
+    """Describe how uncertain an accuracy over these pairs is; empty if there are enough for a conclusion."""
+    if pairs >= FEWEST and groups >= FEWEST_FOR_INTERVAL:
+        return ""
+    # The interval of one half over independent pairs; those of one group are not.
+    error = 0.98 / max(pairs, 1) ** 0.5
+    few = f"An accuracy over {pairs} pairs of {groups} prompts is uncertain by ±{error:.2f} or more"
+    return f"{few}; hold out {FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts at least"
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A figure and its bootstrap interval; the ends are None if too little was measured for one."""

@@ -6,6 +6,7 @@
 The folder is self-contained: images are linked into it, or copied if the file system has no links.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacorl.core.batches import components
+from pacorl.core.ranking import too_few
 from pacorl.dataset.importing import joined_rankings
 from pacorl.dataset.rules import Split, alike_pairs, label_pairs, majority_rankings, pair_key, split_groups
 from pacorl.io.documents import JsonObject, read_journal
@@ -22,6 +24,8 @@ from pacorl.records.comparisons import INFO, save_comparisons, save_info
 from pacorl.records.consistency_rank import IMAGES, PROMPTS, RANKS, Ranked, save_ranked
 from pacorl.records.rankings import Ranking
 from pacorl.types import Comparison
+
+logger = logging.getLogger(__name__)
 
 TEST_SHARE = 0.1
 BENCHMARK = "benchmark"
@@ -117,9 +121,9 @@ def export(
             "with_reasons": sum(bool(pair.reasons) for pair in members),
         }
     # How often each person orders two images as others do.
-    shares = alike_pairs(answers)
-    if shares:
-        counts["alike"] = {person: f"{alike} of {compared} pairs" for person, (alike, compared) in shares.items()}
+    counts["alike"] = {}
+    for person, (alike, compared) in alike_pairs(answers).items():
+        counts["alike"][person] = f"{alike} of {compared} pairs"
 
     # Link the images, and wait for the disk once before a file names them.
     out = out or folder / "export"
@@ -198,6 +202,10 @@ def splits(
             "share; give rankings of more images or, if only their themes are shared, a 'group', or train on all "
             "(--test-share 0)"
         )
+    tested = [family_of[pair.group] for pair in pairs if split_of[pair.group] == "test"]
+    few = too_few(len(tested), len(set(tested)))
+    if tested and few:
+        logger.warning("%s, with --test-share or further rankings", few)
     return split_of, family_of
 
 

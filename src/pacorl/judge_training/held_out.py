@@ -13,16 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, bootstrap, difference
+from pacorl.core.ranking import Interval, bootstrap, difference, too_few
 from pacorl.io.documents import JsonObject, read_object, write_json
 from pacorl.io.files import kept_digest, text_digest
 from pacorl.judge_training.examples import in_both_orders
 from pacorl.judge_training.loop import decision_metrics, processes
+from pacorl.records.images import copied_images
 from pacorl.types import Comparison
 
 BEFORE, AFTER = "before", "after"
 DRAWS = 1000
 ACCURACY = "decision_accuracy"
+WORST = 6
+"""Pairs that the page shows."""
 
 
 class HeldOut:
@@ -58,17 +61,17 @@ class HeldOut:
         return decision_metrics(np.array(straight), self.label_N, swapped_N=np.array(swapped))
 
     def summary(self) -> JsonObject:
-        """Summarise the answers before and after training.
+        """Summarise the answers before and after training, and copy the images of the worst pairs for the page.
 
         Returns:
             Counts and digest of the pairs, `before`, `after` and their paired `difference` by metric with intervals,
-            and `verdict`, the measured in words.
+            `verdict`, the measured in words, and the `worst` pairs.
         """
         before = self._intervals(BEFORE)
         after = self._intervals(AFTER)
         changes = {name: difference(before[name], after[name]) for name in after if before}
         pairs, groups = len(self.groups), len(set(self.groups))
-        few = pairs < FEWEST or groups < FEWEST_FOR_INTERVAL
+        few = too_few(pairs, groups)
 
         # Each figure with its difference and its yardstick.
         texts = {name: interval.text() for name, interval in after.items()}
@@ -88,11 +91,15 @@ class HeldOut:
         if not isnan(after["auc"].mean):
             verdict.append(f"AUC {texts['auc']}; chance has 0.5.")
         if few:
-            # The interval of one half over independent pairs; those of one group are not.
-            least = f"{FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts"
-            verdict.append(
-                f"Fewer than {least} are too few: an accuracy is uncertain by ±{0.98 / pairs**0.5:.2f} or more."
-            )
+            verdict.append(f"{few}.")
+
+        # The pairs farthest from their labels.
+        p_N = np.array(read_object(self.folder / f"{AFTER}.json")["p_yes"])
+        worst = []
+        for index in np.argsort(-np.abs(p_N - self.label_N), kind="stable")[:WORST]:
+            pair, p_yes = self.comparisons[index], float(p_N[index])
+            images = copied_images(pair.images, self.folder / "worst")
+            worst.append({"images": images, "question": pair.question, "consistent": pair.consistent, "p_yes": p_yes})
         return {
             "held_out_pairs": pairs,
             "held_out_digest": self.digest,
@@ -100,6 +107,7 @@ class HeldOut:
             AFTER: _plain(after),
             "difference": _plain(changes),
             "verdict": verdict,
+            "worst": worst,
         }
 
     def _intervals(self, side: str) -> dict[str, Interval]:

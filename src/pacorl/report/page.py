@@ -16,7 +16,7 @@ import numpy as np
 
 from pacorl.config.user_files import is_in_file
 from pacorl.core.grid import panel_texts
-from pacorl.io.files import write_atomic
+from pacorl.io.files import inside, write_atomic
 from pacorl.io.images import open_image
 from pacorl.report.curves import charts
 from pacorl.report.figures import ShownImage, show
@@ -44,6 +44,11 @@ def write_report(run: Path) -> Path:
     # A run stopped before its first evaluation has a page without images.
     evaluations = list(read.samples.values()) or [[]]
     sets, unmatched = match(evaluations[0], evaluations[-1] if len(evaluations) > 1 else None)
+    # The pairs that a trained judge decides most wrongly.
+    worst = []
+    for pair in read.summary.get("worst", []):
+        images = [show(open_image(inside(run / "held_out", image))) for image in pair["images"]]
+        worst.append({**pair, "images": images})
     name = run.resolve().name
     page = render(
         "run.html",
@@ -56,6 +61,7 @@ def write_report(run: Path) -> Path:
         epochs=list(read.samples),
         unmatched=unmatched,
         next=next_command(read),
+        worst=worst,
         **gallery(sets),
     )
     write_atomic(path, page)
