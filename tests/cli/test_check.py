@@ -21,6 +21,7 @@ from pacorl.core.calibration import Curve
 from pacorl.core.grid import join
 from pacorl.gate.paco_reward import PacoReward
 from pacorl.gate.panels import open_panels
+from pacorl.gate.scores import question_about
 from pacorl.io.files import PAGE_MARK
 from pacorl.io.images import png_bytes
 from pacorl.judge import identity_at
@@ -59,6 +60,10 @@ def test_a_threshold_comes_from_the_calibration_or_is_a_half(folder: Path, tmp_p
     result = run("check", *pair, "--calibration", path, "--json")
     assert result.exit_code == 0, result.output
     assert (json.loads(result.stdout)["least"], json.loads(result.stdout)["calibrated_on"]) == (0.25, 0)
+    # It is of the plain question, and no threshold of another.
+    themed = [*pair, "--theme", "a red hero"]
+    assert "--min" in str(run("check", *themed, "--calibration", path).exception)
+    assert json.loads(run("check", *themed, "--json").stdout)["question"] == question_about("a red hero")
 
 
 @pytest.mark.slow

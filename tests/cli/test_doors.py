@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -289,3 +290,51 @@ def test_the_version_and_the_help_load_nothing_heavy() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout == f"pacorl {pacorl.__version__}\n"
     for words in ([], ["dataset"]):
         assert "Usage:" in CliRunner().invoke(app, words).output
+
+
+# --- flags that arrive -----------------------------------------------------------------------------------------
+
+
+class ArrivedError(Exception):
+    """Raised in place of a step's work."""
+
+
+PEOPLE = ["--annotators", "ann, ben", "--people", "3", "--no-controls", "--host", "h", "--port", "7"]
+SHARES = ["--rankings", "a.csv", "--rankings", "b.csv", "--out", "o", "--test-share", "0.3", "--seed", "7"]
+RANKINGS = [Path("a.csv"), Path("b.csv")]
+STEPS: list[tuple[str, list[str], dict[str, Any]]] = [
+    (
+        "pacorl.annotate.server.serve",
+        ["annotate", "set", *PEOPLE, "--public-url", "u"],
+        {"people": 3, "controls": False, "host": "h", "port": 7, "public_url": "u"},
+    ),
+    (
+        "pacorl.dataset.export.export",
+        ["export", "set", *SHARES],
+        {"rankings": RANKINGS, "out": Path("o"), "test_share": 0.3, "seed": 7},
+    ),
+    (
+        "pacorl.dataset.explain.explain",
+        ["explain", "set", *SHARES[:4], "--limit", "5", "--model", "http://127.0.0.1:1/v1#m"],
+        {"rankings": RANKINGS, "limit": 5},
+    ),
+    (
+        "pacorl.dataset.diversify.diversify",
+        ["diversify", "set", "--number", "5", "--seed", "7"],
+        {"number": 5, "seed": 7},
+    ),
+    ("pacorl.dataset.grids.pair", ["pair", "set", "--limit", "5"], {"limit": 5}),
+    ("pacorl.dataset.prompts.write_all", ["prompts", "set", "--model", "tiny", "--seed", "7"], {"seed": 7}),
+]
+"""Function of a step, command, and arguments that follow from its flags."""
+
+
+@pytest.mark.parametrize(("function", "words", "arguments"), STEPS, ids=[words[0] for _, words, _ in STEPS])
+def test_every_flag_of_a_dataset_s_step_arrives(
+    function: str, words: list[str], arguments: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    work = Mock(side_effect=ArrivedError)
+    monkeypatch.setattr(function, work)
+    assert isinstance(CliRunner().invoke(app, ["dataset", *words]).exception, ArrivedError)
+    assert {name: work.call_args.kwargs[name] for name in arguments} == arguments
