@@ -80,6 +80,9 @@ def test_every_question_has_its_people_who_keep_what_they_answered(count, people
         of_question = [person for person, share in shares.items() if one.id in share]
         assert {*of_question} >= holders
         assert len(of_question) == max(len(holders), min(each, people))
+    if not answered:
+        loads = [sum(not name.startswith("control") for name in share) for share in shares.values()]
+        assert max(loads) - min(loads) <= 1
     for share in shares.values():
         assert len(share) == len({*share})
         assert sum(control.id in share for control in controls) <= -(-len(share) // 20)

@@ -10,7 +10,7 @@ from pacorl.dataset.export import export, label, splits
 from pacorl.dataset.folder import read_instances, write_records
 from pacorl.dataset.rules import label_pairs
 from pacorl.io.documents import read_jsonl
-from pacorl.records.consistency_rank import load_ranked
+from pacorl.records.consistency_rank import load_ranked, save_ranked
 from pacorl.records.rankings import Ranking
 
 
@@ -53,14 +53,18 @@ def test_the_benchmark_has_the_held_out_rankings_and_runs(ranked, tmp_path):
     tested = {row["group"] for row in read_jsonl(ranked / "export/consistency_test.jsonl")}
     held_out = {(one.reference, *one.candidates): one for one in answers if one.group in tested}
     assert read.keys() == held_out.keys()
+    assert {item.family for item in read.values()} == tested
     assert len(read) == counts["benchmark_rankings"] > 0
     for key, item in read.items():
         one = held_out[key]
         assert (item.prompt, item.category, item.criteria) == (one.theme, one.category, one.criteria)
         assert item.comp_images == sorted(one.candidates)
+    # Folders that share a theme are one group of the intervals.
+    save_ranked([item.model_copy(update={"family": "one"}) for item in read.values()], benchmark)
     options = BenchmarkOptions(judge="tiny", out=tmp_path / "run", limit=4)
     outcome = run_benchmark("consistency-rank", benchmark, options)
     assert outcome.measured == outcome.total == 4
+    assert outcome.table.lines[0].cells[0].groups == 1
 
 
 def test_another_export_leaves_nothing_of_the_last(ranked):

@@ -42,9 +42,9 @@ CONTROL_EVERY = 20
 def share_out(
     instances: Sequence[Instance], people: Sequence[str], count: int, *, answered: Collection[tuple[str, str]]
 ) -> dict[str, list[str]]:
-    """Assign every question to `count` people by chance, and control questions to everyone.
+    """Assign every question to the `count` people who have fewest so far, and control questions to everyone.
 
-    The chance is a digest of the names, so that the same people get the same questions in the same order again.
+    Of equals a digest of the names decides, so that the same people get the same questions in the same order again.
 
     Args:
         answered: (person, instance id) of every answer; these people keep the question, and count as some of its.
@@ -57,6 +57,7 @@ def share_out(
         if not instance.is_control:
             holders = [name for name in people if (name, instance.id) in answered]
             newcomers = by_chance({*people} - {*holders}, instance.id)
+            newcomers.sort(key=lambda name: len(shares[name]))
             for person in [*holders, *newcomers][: max(count, len(holders))]:
                 shares[person].append(instance.id)
 

@@ -1,7 +1,7 @@
 """ConsistencyRank: does a judge rank sub-figures as people do? (arXiv 2512.04784, Tab. 2)
 
 The published folder as it is (`records.consistency_rank`). Figures are means over items;
-intervals draw whole folders, because the items of one folder share its images.
+intervals draw whole folders, whose items share images, or an export's families of folders that share images or themes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class ConsistencyRank(Benchmark[Ranked]):
     """The benchmark over a judge, whose score is P(Yes) about (reference, candidate), in this order."""
 
     name = "consistency-rank"
-    table = Table("ConsistencyRank", tuple(MEASURES.values()), (NOTE, INTERVALS.format("folders")))
+    table = Table("ConsistencyRank", tuple(MEASURES.values()), (NOTE, INTERVALS.format("folders or families")))
     paper = paper_table("consistency_rank")
 
     def read(self, source: Path) -> tuple[Path, list[Ranked]]:
@@ -67,14 +67,14 @@ class ConsistencyRank(Benchmark[Ranked]):
         }
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        folders = []
+        groups = []
         measures = []
         for row in rows:
             item = self.items[row["key"]]
             true = [item.comp_images.index(name) for name in item.rank_images]
             agreement = rank_agreement(order_of(row["scores"]), true)
             measures.append([agreement[name] for name in MEASURES])
-            folders.append(item.folder)
+            groups.append(item.family or item.folder)
 
         measure_NM = np.array(measures)
-        return bootstrap(folders, lambda drawn: measure_NM[drawn].mean(0))
+        return bootstrap(groups, lambda drawn: measure_NM[drawn].mean(0))

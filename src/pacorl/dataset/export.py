@@ -8,7 +8,7 @@ The folder is self-contained: images are linked into it, or copied if the file s
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -108,7 +108,7 @@ def export(
         by_split[split_of[pair.group]].append(of_family)
     # The benchmark is of held-out groups: a judge has not learned their pairs.
     held_out = [answer for answer in answers if split_of.get(answer.group) == "test"]
-    ranked = benchmark(held_out)
+    ranked = benchmark(held_out, family_of)
 
     # Count.
     counts: JsonObject = {"balance": labels.counts, "splits": {}, "benchmark_rankings": len(ranked)}
@@ -154,7 +154,7 @@ def export(
     return counts
 
 
-def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:
+def benchmark(answers: Sequence[Ranking], family_of: Mapping[str, str]) -> list[Ranked]:
     """Turn rankings into ConsistencyRank's items, one of each instance that has an order without ties."""
     items = []
     for ranking in majority_rankings(answers):
@@ -168,6 +168,7 @@ def benchmark(answers: Sequence[Ranking]) -> list[Ranked]:
             category=ranking.category,
             prompt=ranking.theme,
             criteria=ranking.criteria,
+            family=family_of[ranking.group],
         )
         items.append(item)
     return items

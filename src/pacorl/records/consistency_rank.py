@@ -2,7 +2,8 @@
 
 images/FOLDER/GRID_PANEL.png
 prompt_data.jsonl               {idx, prompt, criteria}, a folder's prompt
-consistency_full_rank.jsonl     {folder, ref_image, comp_images, rank_images}, a reference with its candidates
+consistency_full_rank.jsonl     {folder, ref_image, comp_images, rank_images}, a reference with its candidates;
+                                of an export also `family`, one of folders that share images or a theme
 """
 
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ class Ranked(BaseModel):
     category: Text = ""
     prompt: Text = ""
     criteria: Criteria = {}
+    family: Text = ""
 
     @property
     def key(self) -> str:
