@@ -156,11 +156,13 @@ def differing_keys(first: RunFolder, second: RunFolder) -> list[tuple[str, str, 
 def rows_of_pairs(pairs: Mapping[str, Runs]) -> list[Result]:
     """Compare every measure: of two runs over prompts, of several seeds over the seeds that have it."""
     by_name: dict[str, dict[str, Result]] = {}
+    rows = []
     for seed, runs in pairs.items():
-        for result in results_of(*runs):
+        rows = results_of(*runs)
+        for result in rows:
             by_name.setdefault(result.name, {})[seed] = result
     if len(pairs) == 1:
-        return list(chain.from_iterable(of_seeds.values() for of_seeds in by_name.values()))
+        return rows
 
     rows = []
     for name, of_seeds in by_name.items():
@@ -191,12 +193,9 @@ def results_of(first: RunFolder, second: RunFolder) -> list[Result]:
     """Compare the measures of images in both runs, then the measures that only the summaries have."""
     rows = compared(pair_up(newest(first), newest(second)))
     measured = {row.name for row in rows}
-    # Measures of all sets together have no images to pair, and so no interval.
-    sides = []
-    for run in (first, second):
-        sides.append(agreement(run) | {row.name: row.after for row in summarised(run.summary)})
-    for name, before in sides[0].items():
-        after = sides[1].get(name)
+    others = whole_measures(second)
+    for name, before in whole_measures(first).items():
+        after = others.get(name)
         if before and after and name not in measured:
             rows.append(Result(name, before, after, Interval(after.mean - before.mean)))
     begun = beginnings(first, second)
@@ -214,13 +213,19 @@ def beginnings(first: RunFolder, second: RunFolder) -> dict[str, Interval]:
     return begun
 
 
-def agreement(run: RunFolder) -> dict[str, Interval | None]:
-    """Read κ and the agreement across sets: an oracle's of the newest evaluation, the judge's of the last epoch."""
+def whole_measures(run: RunFolder) -> dict[str, Interval | None]:
+    """Read the measures of all sets together, which have no images to pair, and so no interval.
+
+    They are κ and the agreement across sets, an oracle's of the newest evaluation and the judge's of the last epoch,
+    and those of the summary.
+    """
     measures: dict[str, Interval | None] = {}
     for line in (*run.evaluations[-1:], *run.epochs[-1:]):
         for name, value in numbers(line).items():
             if name.removeprefix(MONITOR) in ("kappa", "across"):
                 measures[name] = Interval(value)
+    for row in summarised(run.summary):
+        measures[row.name] = row.after
     return measures
 
 

@@ -7,7 +7,7 @@ from itertools import chain
 
 from pacorl.core.metric_names import MONITOR, SECONDS
 from pacorl.report.figures import MEANINGS, label
-from pacorl.report.folder import REWARDED, Record, RunFolder, is_plain, numbers
+from pacorl.report.folder import Record, RunFolder, numbers
 
 Points = list[tuple[float, float]]
 """(epoch, value) of the finite values."""
@@ -53,11 +53,9 @@ class Chart:
 
 def charts(run: RunFolder) -> list[Chart]:
     """Select the curves that the run has: its rewards, its evaluations, its losses, its KL."""
-    # Two lines of one measure would lie on each other.
-    measure = f"(?!{REWARDED}$){MEASURE}" if run.samples and is_plain(chain(*run.samples.values())) else MEASURE
     drawn = [
         Chart("Reward of training samples", _lines(run.epochs, "reward/(.+)/mean")),
-        Chart("Evaluation", _lines(run.evaluations, measure)),
+        Chart("Evaluation", _lines(run.evaluations, MEASURE)),
         Chart("Loss", _lines(run.epochs, "(loss)")),
         Chart("Held-out loss", _lines(run.evaluations, "(.*loss)")),
         Chart("KL to the reference", _lines(run.epochs, "(kl)")),

@@ -163,6 +163,11 @@ def read_run(run: Path) -> RunFolder:
             if int(epoch) in evaluated:
                 samples[int(epoch)] = listed
 
+    # One measure is shown once.
+    if samples and _rewards_p_yes(chain(*samples.values())):
+        for measured in [*evaluations, *(sample.measures for sample in chain(*samples.values()))]:
+            measured.pop(REWARDED, None)
+
     # Summary and config are absent while the run has not ended or has just begun.
     summary = run / "summary.json"
     config = run / "config.yaml"
@@ -180,8 +185,8 @@ def read_run(run: Path) -> RunFolder:
     )
 
 
-def is_plain(samples: Iterable[Sample]) -> bool:
-    """Whether the reward of consistency is the judge's P(Yes) itself in each image, as by default: one measure."""
+def _rewards_p_yes(samples: Iterable[Sample]) -> bool:
+    """Whether the reward of consistency is the judge's P(Yes) itself in each image, as by default."""
     for sample in samples:
         p_yes, rewarded = (sample.measures.get(name, math.nan) for name in (CONSISTENCY, REWARDED))
         if not math.isclose(p_yes, rewarded, abs_tol=1e-6):

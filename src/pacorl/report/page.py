@@ -20,7 +20,7 @@ from pacorl.io.files import inside, write_atomic
 from pacorl.io.images import open_image
 from pacorl.report.curves import charts
 from pacorl.report.figures import ShownImage, show
-from pacorl.report.folder import CONSISTENCY, REWARD, REWARDED, RunFolder, Sample, is_plain, read_run
+from pacorl.report.folder import CONSISTENCY, REWARD, RunFolder, Sample, read_run
 from pacorl.report.html import render
 from pacorl.report.results import INTERVAL_NOTE, pair_up, rows_of
 
@@ -145,10 +145,7 @@ class Set:
     def scores(self) -> list[tuple[str, list[float | None]]]:
         """(name, value of each side) of every score that an image has."""
         measures = [side.sample.measures for side in self.sides]
-        names = dict.fromkeys(chain(*measures))
-        if is_plain(side.sample for side in self.sides):
-            names.pop(REWARDED, None)
-        return [(name, [side.get(name) for side in measures]) for name in names]
+        return [(name, [side.get(name) for side in measures]) for name in dict.fromkeys(chain(*measures))]
 
     @property
     def wide(self) -> bool:

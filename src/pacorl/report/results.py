@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
 from statistics import fmean
 
@@ -12,7 +11,7 @@ from pacorl.core.batches import grouped
 from pacorl.core.metric_names import SECONDS
 from pacorl.core.ranking import Interval, bootstrap, t_interval
 from pacorl.report.figures import MEANINGS, amount, label
-from pacorl.report.folder import REWARDED, Record, RunFolder, Sample, is_plain, numbers
+from pacorl.report.folder import Record, RunFolder, Sample, numbers
 
 Change = tuple[Interval, Interval, Interval]
 """Before, after, and after − before."""
@@ -155,8 +154,6 @@ def compared(pairs: Sequence[tuple[Sample, Sample]]) -> list[Result]:
             values = scored.setdefault(name, [])
             if name in second.measures:
                 values.append((first.prompt_id, value, second.measures[name]))
-    if is_plain(chain(*pairs)):
-        scored.pop(REWARDED, None)
     rows = []
     for name, values in scored.items():
         if values:
