@@ -247,8 +247,8 @@ class Gate:
         from pacorl.types import Grid, Prompt
 
         characters = []
-        for character, path in zip(self.characters, self.references, strict=True):
-            characters.append((character.name, [open_image(path)]))
+        for character in self.characters:
+            characters.append((character.name, [open_image(character.images[0])]))
         # The characters of each panel: those named in its text, or all if it names none.
         texts = tuple(panels.texts)
         prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=texts, characters=tuple(self.characters))

@@ -55,14 +55,15 @@ def fit_of(model: str) -> tuple[Memory | None, str]:
         plan = plan_generation(spec.options_for(model, dtype="bfloat16", memory=memory), judge=judge_of(model))
         # Without a card the models are in main memory.
         main = plan.memory.host if plan.device_bytes else plan.memory.host + plan.peak_bytes
-        if not plan.shortage and main <= (plan.main_bytes or main):
+        card = plan.peak_bytes + CUDA_BYTES
+        shortage = ""
+        for limit, needed, given in ((plan.device, card, plan.device_bytes), ("main memory", main, plan.main_bytes)):
+            if given and needed > given:
+                shortage = f"{needed / 2**30:.0f} GB of {limit}, and {given / 2**30:.0f} are here"
+        if not shortage:
             return memory, f"fits this machine with memory {memory}"
     # The last form is the smallest.
-    limit, needed, given = plan.device, plan.peak_bytes + CUDA_BYTES, plan.device_bytes or 0
-    if main > (plan.main_bytes or main):
-        limit, needed, given = "main memory", main, plan.main_bytes or 0
-    needs = f"{needed / 2**30:.0f} GB of {limit}, and {given / 2**30:.0f} are here"
-    return None, f"does not fit: with a judge it takes {needs}"
+    return None, f"does not fit: with a judge it takes {shortage}"
 
 
 def judge_of(model: str) -> str:

@@ -165,8 +165,9 @@ class StudioPage:
         # The server reads fields of one name as one file, and pictures of two folders may have one name.
         upload.props(f'accept="{ACCEPTED}" :field-name="() => Math.random()"')
         # A message of its own: the pictures that are taken beside them clear the status.
-        show = partial(ui.notify, timeout=0, close_button=True)
-        upload.on("rejected", lambda event: show(REJECTED + event.args), js_handler=NAMES)
+        upload.on(
+            "rejected", lambda event: ui.notify(REJECTED + event.args, timeout=0, close_button=True), js_handler=NAMES
+        )
         upload.classes("drop").add_slot("header", DROP)
 
     # --- pages -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from secrets import randbelow
+from secrets import randbits
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
@@ -54,8 +54,6 @@ DRAWINGS = 4
 TRIES = 6
 """Most redrawn panels of a repair."""
 NO_BETTER = "no try makes the page better; it stays as it was"
-SEEDS = 2**31
-"""Number of seeds, of which a new drawing gets one by chance."""
 PRACTICE_STRENGTH = 0.5
 """Strength of a LoRA of the practice model, which learns single pictures and draws pages."""
 
@@ -370,7 +368,7 @@ class Studio:
         recipe, panels = drawing.recipe, drawing.panels
         generator, reward = self._models(recipe.character)
         prompt = self.set_of(recipe)
-        draw = self._redrawing(generator, panel_prompts(prompt, self.names.model), panels[panel], seed=randbelow(SEEDS))
+        draw = self._redrawing(generator, panel_prompts(prompt, self.names.model), panels[panel], seed=randbits(31))
         self.enter(f"Drawing panel {panel + 1} again")
         pages = []
         size = panels[panel].size
@@ -398,7 +396,7 @@ class Studio:
         for prompt in prompts:
             check_images(self.spec(edits=edits).policy, prompt, shown_name(self.names.model))
         generator, reward = self._models(self.draft.character, edits=edits)
-        seed = randbelow(SEEDS) if self.draft.seed is None else self.draft.seed
+        seed = randbits(31) if self.draft.seed is None else self.draft.seed
         self.enter(f"Drawing {prompts[0].theme or prompts[0].text}")
         drawings = []
         # `go_on` stops a drawing between two of its steps.
