@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from pacorl.core.devices import available_device
-from pacorl.judge.local import LocalJudge, placement
+from pacorl.judge import judge_from
 from pacorl.plan.plan import plan_training
 from pacorl.rewards.consistency import Consistency
 from pacorl.types import Grid, Prompt
@@ -117,7 +117,7 @@ def measured_phase(bench: Bench, phase: str, batch: int) -> Record:
 def measure_judge(options: argparse.Namespace) -> Iterator[Record]:
     """Grids per call of the reward, with six questions each whose common prefixes are computed once."""
     checkpoint = checkpoint_of("judge", options)
-    reward = Consistency(LocalJudge.from_pretrained(checkpoint, **placement(str(checkpoint))))
+    reward = Consistency(judge_from(str(checkpoint))[0])
     side = run_of(options).sampling.size[0]
     prompt = Prompt(id=0, text="", theme="A small red fox who runs a lighthouse by the northern sea.", grid=Grid(2, 2))
     for grids in (1, 4, 8, 16):

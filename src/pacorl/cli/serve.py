@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -46,10 +46,11 @@ def serve(
         raise ValueError(f"{' '.join(context.args)} would be for vLLM; the built-in server takes no further arguments")
 
     from pacorl.io.quiet import quiet_loading
-    from pacorl.judge import check_judge, identity_at, settings_of
+    from pacorl.judge import identity_at, judge_from
+    from pacorl.judge.local import check_local
     from pacorl.runtime.cores import use_cores
 
-    check_judge(source)
+    check_local(source)
     with needing("serve", what="the built-in server"):
         from pacorl.web import listening, run
 
@@ -57,12 +58,10 @@ def serve(
     with listening(host, port) as (listener, url):
         with needing("serve", what="the built-in server"):
             from pacorl.serve.server import create_app
-        from pacorl.judge.local import LocalJudge, placement
 
         use_cores()
         quiet_loading()
-        form = settings_of(source, memory=memory)
-        judge = LocalJudge.from_pretrained(source, quantize=form.quantize, stream=form.stream, **placement(source))
+        judge: Any = judge_from(source, memory=memory)[0]
         app = create_app(name, judge, api_key=key or "", identity=identity_at(source))
         echo_errors(f"serving {name} at {url}/v1")
         run(app, listener)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pacorl.core.devices import NONE, available_device, best_dtype
+from pacorl.core.devices import NONE
 from pacorl.core.questions import text_fault
 from pacorl.io.hub import HUB_NAME, check_checkpoint
 from pacorl.judge.adapter import lora_config, merge_adapter
@@ -243,12 +243,6 @@ def check_local(checkpoint: str) -> tuple[str, str]:
     check_checkpoint(base, "config.json")
     adapter_file(source)
     return base, source
-
-
-def placement(checkpoint: str) -> dict[str, Any]:
-    """Choose `dtype` and `device` for `LocalJudge.from_pretrained`: bfloat16 on a GPU, float32 elsewhere."""
-    device = available_device()
-    return {"dtype": best_dtype(checkpoint, device), "device": device}
 
 
 def log_softmax(logits: Tensor) -> Tensor:

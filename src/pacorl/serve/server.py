@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
-from openai.types.chat import ChatCompletion
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import HTTPConnection
@@ -146,16 +144,10 @@ class ConsistencyRequest(Form):
         return self
 
 
-class Refusal(BaseModel):
-    """Answer to a refused request, in FastAPI's form and in OpenAI's."""
-
-    detail: str
-    error: dict[str, str | int]
-
-
-STATUSES = """400 a fault of the request, 401 no key or another, 404 another model, 413 too large, 421 another host,
+REFUSALS = """`{"detail": MESSAGE, "error": {"message": MESSAGE, "code": STATUS}}`:
+400 a fault of the request, 401 no key or another, 404 another model, 413 too large, 421 another host,
 422 a judge that fails its controls, 503 a server that stops: ask again after Retry-After."""
-REFUSAL = {"model": Refusal, "description": STATUSES}
+"""Description of all refusals in the schema."""
 
 
 class ServedJudge:
@@ -203,7 +195,7 @@ class ServedJudge:
     # --- routes ------------------------------------------------------------------------------------------------
 
     async def chat(self, request: ChatRequest) -> dict[str, Any]:
-        """Answer a question; first tokens of concurrent requests share a batch."""
+        """Answer a question by OpenAI's `ChatCompletion`; first tokens of concurrent requests share a batch."""
         request.check_model(self.name)
         *image_items, last = request.messages[0].content
         if [*{item.type for item in image_items}, last.type] not in (["image_url", "text"], ["text"]):
@@ -300,7 +292,7 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "", identity: str
     app = FastAPI(
         title="pacorl judge",
         version=__version__,
-        responses={"4XX": REFUSAL, 503: REFUSAL},
+        responses={"default": {"description": REFUSALS}},
         lifespan=lifespan,
         exception_handlers=handlers,
         docs_url=None,
@@ -317,7 +309,7 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "", identity: str
         """Whether the server answers; without a key."""
         return {"status": "ok"}
 
-    @app.get("/metrics", dependencies=keyed, response_class=PlainTextResponse)
+    @app.get("/metrics", dependencies=keyed, response_class=Response)
     def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -327,7 +319,7 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "", identity: str
         """The served model, with the digest of its weights as `identity`."""
         return {"object": "list", "data": [model]}
 
-    app.post("/v1/chat/completions", dependencies=keyed, responses={200: {"model": ChatCompletion}})(served.chat)
+    app.post("/v1/chat/completions", dependencies=keyed)(served.chat)
     app.post("/v1/consistency", dependencies=keyed)(served.consistency)
     return app
 
