@@ -14,7 +14,7 @@ from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from pacorl.core.grid import split
-from pacorl.rewards.clip import Aesthetic, PanelClipText, _once_each
+from pacorl.rewards.clip import Aesthetic, PanelClipText
 from pacorl.rewards.reward import Reward
 from pacorl.testing import check_reward
 from pacorl.types import Grid, Prompt
@@ -122,13 +122,12 @@ def test_a_head_that_runs_code_or_has_more_layers_is_refused(tiny_clip: Path, he
             Aesthetic(str(tiny_clip), head=str(tmp_path / name)).load()
 
 
-def test_what_is_encoded_once_is_handed_back_to_each() -> None:
-    encoded: list[str] = []
-
-    def lengths(items: Sequence[str]) -> torch.Tensor:
-        encoded.extend(items)
-        return torch.tensor([[float(len(item))] for item in items])
-
-    words = ["three", "a", "three", "to", "a"]
-    assert _once_each(words, lengths, batch=2)[:, 0].tolist() == [5, 1, 5, 2, 1]
-    assert encoded == ["three", "a", "to"]
+def test_a_repeated_text_is_encoded_once_and_handed_back_to_each(tiny_clip: Path) -> None:
+    encoder = PanelClipText(str(tiny_clip)).clip
+    encoded: list[int] = []
+    words = ["fox", "boat", "fox", "tree", "boat"]
+    expected = torch.cat([encoder.texts([word]) for word in words])
+    encoder.parts[0].text_model.register_forward_hook(lambda *call: encoded.append(len(call[2].pooler_output)))
+    assert torch.allclose(encoder.texts(words), expected, atol=1e-5)
+    assert not torch.allclose(expected[0], expected[1], atol=1e-3)
+    assert encoded == [3]

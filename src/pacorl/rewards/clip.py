@@ -5,7 +5,7 @@ rewards that name one checkpoint share it. Every distinct text is encoded once p
 """
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -73,16 +73,15 @@ class ClipEncoder:
         """Encode texts, cut at the model's 77 tokens, to (B, C) unit vectors."""
         model, _, tokenizer = self.parts
         length = model.config.text_config.max_position_embeddings
-
-        def encode(chunk: Sequence[str]) -> Tensor:
+        # Each distinct text once: prompts of a group repeat.
+        row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        vectors = []
+        for chunk in in_batches(list(row_of), 64):
             # Padded to full length: else a text's vector would change with its neighbours' lengths, by some 7e-7.
-            tokens = tokenizer(
-                list(chunk), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
-            )
+            tokens = tokenizer(chunk, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
             pooled = model.text_model(**tokens.to(model.device)).pooler_output
-            return _unit(model.text_projection(pooled))
-
-        return _once_each(texts, encode, batch=64)
+            vectors.append(_unit(model.text_projection(pooled)))
+        return torch.cat(vectors)[[row_of[text] for text in texts]]
 
 
 # Weak: weights leave the memory together with the last reward that reads them.
@@ -194,11 +193,3 @@ def _panels(prompts: Sequence[Prompt], images: Sequence[Image]) -> tuple[list[Im
 
 def _unit(rows_BC: Tensor) -> Tensor:
     return nn.functional.normalize(rows_BC.float(), dim=-1).cpu()
-
-
-def _once_each(texts: Sequence[str], encode: Callable[[Sequence[str]], Tensor], *, batch: int) -> Tensor:
-    """Encode each distinct text once, in batches, and hand the rows back in order."""
-    # Prompts of a group repeat.
-    row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-    chunks = in_batches(list(row_of), batch)
-    return torch.cat([encode(chunk) for chunk in chunks])[[row_of[text] for text in texts]]
