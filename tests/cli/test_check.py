@@ -72,6 +72,7 @@ def test_a_calibration_is_written_from_pairs_and_replaces_no_file(tmp_path: Path
     result = run("calibrate", "tiny", "tiny:dev:120", "--out", out)
     assert result.exit_code == 0, result.output
     assert re.search(r"ECE of held-out pairs: [\d.]+ before, [\d.]+ after", result.stdout)
+    assert "identical images" not in result.stdout
     before = read_calibration(out)
     assert (before.identity, before.pairs) == (identity_at("tiny"), 120)
     assert "is there already" in str(run("calibrate", "tiny", "tiny:dev:60", "--out", out).exception)
@@ -143,6 +144,7 @@ def test_an_error_leaves_no_page_of_an_earlier_verdict(folder: Path, tmp_path: P
         result = run("check", *arguments, "--report", page)
         assert getattr(result.exception, "exit_code", 1) == code, result.output
         assert not page.exists()
+        assert f"removed: {page}" in result.stderr
 
 
 def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(

@@ -69,6 +69,8 @@ def test_the_words_have_the_paired_difference(
     assert ("better than before training by +0." in line, "not shown" in line) == (is_better, not is_better)
     assert f"on {6 * prompts} pairs of {prompts} prompts" in line
     assert words in accuracy
+    share = np.mean([p_yes > 0.5 for p_yes in answered])
+    assert f"Yes to {share:.0%} of them, and 50% are labelled Yes" in line
     assert "commoner label alone has 0.500" in accuracy
     assert auc.startswith("AUC 0.")
     assert (" to " in accuracy) == (prompts == 12)  # few prompts give no interval
@@ -124,3 +126,10 @@ def test_a_changed_image_or_question_is_different_data(tmp_path: Path) -> None:
     assert digests[0] == digests[2] != digests[1]
     asked = [replace(pair, question="Is it the same fox?") for pair in pairs(tmp_path, prompts=2, colour="red")]
     assert HeldOut(asked, tmp_path).digest not in digests
+
+
+def test_a_judge_that_orders_well_and_says_no_is_to_be_calibrated(tmp_path: Path) -> None:
+    given = pairs(tmp_path, prompts=8)
+    right = answers(given, right=0.9)
+    for after, hint in ((right, False), ([p_yes / 2 for p_yes in right], True)):
+        assert any("pacorl calibrate" in line for line in evaluate(tmp_path, given, right, after)["verdict"]) == hint

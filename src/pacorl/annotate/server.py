@@ -137,7 +137,7 @@ class Annotation:
         of_command = {*annotators, *adjudicators}
         answered = {person for person, _ in log.answers}
         role_of = {name: role for name, role in log.people.items() if not of_command or name in of_command | answered}
-        spelling = {ADMIN: "the administrator"} | {name.casefold(): name for name in role_of}
+        spelling = {ADMIN: repr(ADMIN)} | {name.casefold(): name for name in role_of}
         names_of_role: dict[Role, Sequence[str]] = {"annotator": annotators, "adjudicator": adjudicators}
         for role, names in names_of_role.items():
             for name in names:
@@ -145,7 +145,8 @@ class Annotation:
                 # One role and spelling per person: an adjudicator must not decide on their own rankings.
                 taken = spelling.setdefault(name.casefold(), name)
                 if taken != name or role_of.setdefault(name, role) != role:
-                    raise ValueError(f"{taken!r} has another part already; give the {role} {name!r} another name")
+                    part = role_of.get(taken, "administrator")
+                    raise ValueError(f"{taken} is an {part}; give the {role} {name!r} another name")
         ranking = sorted(name for name, role in role_of.items() if role == "annotator")
         if not ranking:
             raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")

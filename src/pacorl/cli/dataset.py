@@ -242,7 +242,10 @@ def export(
     for split in counts["splits"]:
         files[split] = shlex.quote(str((out or folder / "export") / f"consistency_{split}.jsonl"))
     recipe = "tiny" if _is_tiny(folder) else "paco_reward_7b"
-    show(counts, f"train-reward reward/{recipe} data.train=[{files['train']}] data.evaluation=[{files['test']}]")
+    following = f"train-reward reward/{recipe} data.train=[{files['train']}] data.evaluation=[{files['test']}]"
+    if not files["train"]:
+        following = f"calibrate JUDGE {files['test']}"
+    show(counts, following)
 
 
 def _is_tiny(folder: Path) -> bool:

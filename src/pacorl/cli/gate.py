@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -124,7 +124,9 @@ def check(
             claim_folder(report)
         for page in report.glob("*.html") if sets else [report]:
             check_made(page)
-            page.unlink(missing_ok=True)
+            if page.is_file():
+                page.unlink()
+                echo_errors(f"removed: {page}, of an earlier check")
     # Panels, references, questions and threshold, before a judge is loaded. Of many sets one is open at a time.
     gate = Gate(ask, judge.calibration)
     if sets:
@@ -301,7 +303,7 @@ def calibrate(
     from pacorl.io.files import check_new, check_writable
     from pacorl.io.images import check_readable
     from pacorl.judge import check_judge, identity_at
-    from pacorl.judge.calibration import Calibration
+    from pacorl.judge.calibration import LEAST, Calibration
     from pacorl.records.comparisons import comparisons_from
     from pacorl.records.prompts import TINY_PREFIX
     from pacorl.runtime.cores import use_cores
@@ -321,6 +323,9 @@ def calibrate(
         with PacoReward.from_pretrained(judge) as reward, asking(reward.name) as advance:
             name, identity = reward.name, identity_at(judge, reward.judge)
             answers = ask_comparisons(reward.judge, pairs, progress=advance)
+            # As controls of a check do.
+            identical = [replace(pair, images=(pair.images[0],) * 2) for pair in pairs[:16]]
+            same, _ = ask_comparisons(reward.judge, identical)
 
     curve = fit_curve(*answers)
     lines = [
@@ -328,6 +333,9 @@ def calibrate(
         f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
         held_out_line(answers),
     ]
+    most = curve(max(same))
+    if most < LEAST:
+        lines.append(f"identical images have P(Yes) {most:.4f} at most: `check` refuses without a lower --min")
     # Saved before the output, which may fail on a closed pipe.
     Calibration(name, curve, identity=identity, pairs=len(pairs)).save(out)
     following = (

@@ -34,7 +34,8 @@ def too_few(pairs: int, groups: int) -> str:
     # The interval of one half over independent pairs; those of one group are not.
     error = 0.98 / max(pairs, 1) ** 0.5
     few = f"An accuracy over {pairs} pairs of {groups} prompts is uncertain by ±{error:.2f} or more"
-    return f"{few}; hold out {FEWEST} pairs of {FEWEST_FOR_INTERVAL} prompts at least"
+    missing = f"{FEWEST} pairs" if groups >= FEWEST_FOR_INTERVAL else f"{FEWEST_FOR_INTERVAL} prompts"
+    return f"{few}; hold out {missing} at least"
 
 
 @dataclass(frozen=True, slots=True)

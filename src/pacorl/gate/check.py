@@ -75,7 +75,7 @@ class ControlError(RuntimeError):
         super().__init__(
             f"the judge cannot judge these images, controls of each fail: {control.image} with {control.name} "
             f"has P(Yes) {control.p_yes:.4f}, and {side} {least:g}; look at that image, take another judge, calibrate "
-            "it, or ask another question"
+            "it (or, if that is what moved P(Yes), choose another --min), or ask another question"
         )
 
 

@@ -24,6 +24,8 @@ from pacorl.types import Comparison
 BEFORE, AFTER = "before", "after"
 DRAWS = 1000
 ACCURACY = "decision_accuracy"
+SHIFT = 0.1
+"""Lack of accuracy beside the AUC that only a shifted P(Yes) explains."""
 WORST = 6
 """Pairs that the page shows."""
 
@@ -81,20 +83,24 @@ class HeldOut:
         gain = changes.get(ACCURACY)
         if gain and (gain.low or 0) > 0 and not few:
             words = f"better than before training by {gain.text(signed=True)} of accuracy"
-        commoner = max(self.label_N.mean(), 1 - self.label_N.mean())
+        p_N = np.array(read_object(self.folder / f"{AFTER}.json")["p_yes"])
+        says_yes, labelled_yes = (p_N > 0.5).mean(), self.label_N.mean()
+        commoner = max(labelled_yes, 1 - labelled_yes)
         verdict = [
-            f"The judge is {words}, on {pairs} pairs of {groups} prompts or first images that it was not trained on.",
+            f"The judge is {words}, on {pairs} pairs of {groups} prompts or first images that it was not trained on. "
+            f"It says Yes to {says_yes:.0%} of them, and {labelled_yes:.0%} are labelled Yes.",
             f"Accuracy {texts[ACCURACY]}; the commoner label alone has {commoner:.3f}, and a good judge the share of "
             "pairs that two people order alike.",
         ]
         # Pairs of one label have no AUC.
         if not isnan(after["auc"].mean):
             verdict.append(f"AUC {texts['auc']}; chance has 0.5.")
+            if after["auc"].mean > after[ACCURACY].mean + SHIFT:
+                verdict[-1] += " It orders pairs better than it says Yes and No, which `pacorl calibrate` mends."
         if few:
             verdict.append(f"{few}.")
 
         # The pairs farthest from their labels.
-        p_N = np.array(read_object(self.folder / f"{AFTER}.json")["p_yes"])
         worst = []
         for index in np.argsort(-np.abs(p_N - self.label_N), kind="stable")[:WORST]:
             pair, p_yes = self.comparisons[index], float(p_N[index])

@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 3000;
-const percent = (share) => `${Math.round(100 * share)} %`;
+const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 
 async function look() {
   const start = performance.now();
@@ -18,7 +18,8 @@ async function look() {
 function show({ people, disputed }) {
   const [alike, compared] = [0, 1].map((count) => people.reduce((sum, one) => sum + one.alike[count], 0));
   const agreement = compared ? `Of the pairs of images that two people ordered, ${percent(alike / compared)} are in the same order; 50 % is chance.` : "No two people have ranked the same question yet.";
-  $("agreement").textContent = `${agreement} ${disputed} questions wait to be settled by a person of --adjudicators.`;
+  $("agreement").textContent = agreement;
+  $("disputed").textContent = disputed;
   fill($("people"), people.map((one) => [one.name, one.role, `${one.ranked + one.skipped} of ${one.total}`,
     [...new Set(one.reasons)].map((reason) => `${one.reasons.filter((each) => each === reason).length} × ${reason}`).join("; ") || "–",
     median(one.times.slice(1).map((time, index) => time - one.times[index]).sort((a, b) => a - b)),

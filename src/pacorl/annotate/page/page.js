@@ -55,7 +55,7 @@ async function deliver(waiting) {
         toast(error.message);
         return load();
       }
-      saved("Not saved yet", true);
+      saved("Not saved yet: the server does not answer, and the page sends it again by itself", true);
       await new Promise((done) => setTimeout(done, RETRY_MS));
     }
   }
