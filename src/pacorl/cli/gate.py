@@ -177,7 +177,7 @@ def _check_sets(
     gate: Gate, reward: PacoReward, sets: Mapping[str, Sequence[str]], *, report: Path | None, as_json: bool
 ) -> int:
     """Check each set of files until the judge falls silent, and return the worst exit code."""
-    from pacorl.gate.check import check_page, verdict_lines
+    from pacorl.gate.check import check_lines, check_page
     from pacorl.gate.panels import open_panels
     from pacorl.io.files import write_atomic
 
@@ -195,7 +195,7 @@ def _check_sets(
             verdict: dict[str, Any] = {"passed": None, "code": code, "error": fault_line(fault)}
             lines = ["no verdict", verdict["error"]]
         else:
-            verdict, lines = checked.to_dict(), verdict_lines(checked, judge=reward.name)
+            verdict, lines = checked.to_dict(), check_lines(checked, judge=reward.name, panels=False)
             if report:
                 write_atomic(report / f"{title}.html", check_page(checked, judge=reward.name, note=reward.note))
         documents.append({"set": title, **reward.about, **verdict})

@@ -322,49 +322,24 @@ def _controls_of(judge: Judge, image: Image, name: str, theme: str) -> list[Cont
     return controls
 
 
-def check_lines(check: Check, *, judge: str) -> list[str]:
-    """Format the result for a terminal: a line per panel, then the verdict; `judge` is the name of the judge."""
-    lines = []
-    for number, panel in enumerate(check.panels):
-        lines.append(f"{p_yes_text(panel.score):>7}  {check.status(number):<6}  {panel.image}{check.reason(number)}")
-    return [*lines, *verdict_lines(check, judge=judge)]
+def check_lines(check: Check, *, judge: str, panels: bool = True) -> list[str]:
+    """Format the result for a terminal: a line per panel, unless `panels` is false, then the verdict in sentences.
 
-
-def verdict_lines(check: Check, *, judge: str) -> list[str]:
-    """Summarize the result in sentences."""
-    # The threshold means something only with its comparison.
-    side = "the references" if check.with_characters else "the other panels"
-    count = len(check.panels)
-    limit = f"{check.least:g} with {side} ({check.scores.calibration})"
-    lines = []
-    if check.passed:
-        lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
-    if check.failed:
-        panel = check.panels[check.failed[0]]
-        lines = [
-            f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
-            f"Odd one out: {panel.image}, {p_yes_text(panel.score)}{check.reason(check.failed[0])}.",
-        ]
-    if check.unsure:
-        lines.append(f"Unsure: {len(check.unsure)} of {count} panels have no verdict.")
-    controls = f"all {len(check.controls)} controls passed"
-    if check.misjudged:
-        controls = f"controls failed for {check.misjudged}"
-    return [*lines, f"{check.question_count} questions to {judge}, {controls}."]
+    Args:
+        judge: Name of the judge.
+    """
+    return render("check.txt", check=check, judge=judge, panels=panels, p_yes_text=p_yes_text).splitlines()
 
 
 def check_page(check: Check, *, judge: str, note: str = "") -> str:
     """Render the self-contained page."""
     title = f"{len(check.failed)} of {len(check.panels)} panels fail, {len(check.unsure)} unsure"
-    verdict = verdict_lines(check, judge=judge)
-    if note:
-        # A caveat about the judge comes before its verdict: it decides how the verdict is to be read.
-        verdict.insert(0, note)
     return render(
         "check.html",
         title="All panels pass" if check.passed else title,
         name="check",
-        verdict=verdict,
+        note=note,
+        verdict=check_lines(check, judge=judge, panels=False),
         check=check,
         cards=[(name, show(image)) for name, image in zip(check.scores.names, check.scores.images, strict=True)],
         judge=judge,

@@ -16,6 +16,7 @@ from pacorl.core.questions import consistent, same_theme
 from pacorl.io.images import as_rgb
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.pairwise import Pair, ask, symmetric_matrix
+from pacorl.report.html import render
 from pacorl.types import Matrix, Question
 
 if TYPE_CHECKING:
@@ -115,17 +116,7 @@ class Scores:
 
     def __str__(self) -> str:
         """Format the scores for a terminal: a line for each pair, best first in a ranking, and the mean."""
-        lines = []
-        for pair in self.ranked if self.ranking else self.pairs:
-            lines.append(f"{p_yes_text(pair.p_yes):>7}  {self.names[pair.first]}  {self.names[pair.second]}")
-            for words in (pair.error, pair.reasons):
-                if words:
-                    lines.append("  " + words.replace("\n", "\n  "))
-        scored = len(self.pairs) - len(self.missing)
-        lines.append(f"Mean P(Yes) of {scored} of {len(self.pairs)} pairs: {p_yes_text(self.mean)}.")
-        if self.calibrated_on is None:
-            lines.append(UNCALIBRATED)
-        return "\n".join(lines)
+        return render("scores.txt", scores=self, p_yes_text=p_yes_text, uncalibrated=UNCALIBRATED).rstrip()
 
 
 def question_about(theme: str) -> str:
