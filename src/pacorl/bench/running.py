@@ -34,6 +34,7 @@ from pacorl.io.terminal import Progress, silent
 from pacorl.judge import NO_JUDGE, check_judge
 from pacorl.judge.judge import Judge
 from pacorl.records import leaks
+from pacorl.report.html import render
 
 logger = logging.getLogger(__name__)
 OTHER_FOLDER = "name another folder with --out"
@@ -78,17 +79,7 @@ class Outcome:
     @property
     def text(self) -> str:
         """Table in Markdown, the number of measured items, and the caveats, a paragraph each."""
-        # Without the number of items, a partial result would pass for one comparable with the published rows.
-        lines = [self.table.markdown, f"Items measured: {self.measured} of {self.total}."]
-        if self.measured < FEWEST:
-            lines.append(f"Fewer than {FEWEST} items are too few for a conclusion.")
-        # Each with an example, by which the reader finds the rest.
-        for key, why in list(self.missing.items())[:1]:
-            lines.append(f"{len(self.missing)} items without a judgement, such as {key} ({why.removesuffix('.')}).")
-        for key, text in list(self.trained_on.items())[:1]:
-            leaked = f"{len(self.trained_on)} of {self.measured}"
-            lines.append(f"Leak: {leaked} items are among the training data, such as {key} ({text}).")
-        return "\n\n".join([*lines, self.note])
+        return render("outcome.md", outcome=self, fewest=FEWEST).rstrip()
 
 
 def run_benchmark(name: str, data: Path, options: BenchmarkOptions, *, progress: OpenProgress = without_bar) -> Outcome:
