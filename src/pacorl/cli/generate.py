@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,6 +136,7 @@ def generate(
 
     # Load; the libraries are imported now, which takes seconds.
     from pacorl.io.quiet import quiet_loading
+    from pacorl.report.html import render
     from pacorl.runtime.cores import use_cores
 
     quiet_loading()
@@ -149,7 +150,7 @@ def generate(
         made.append(document)
         codes.append(document.get("code", 0))
         if not as_json:
-            echo(_line(document))
+            echo(render("made.txt", made=document))
 
     with choice.load(judge, model) if judge else nullcontext() as reward:
         redrawing = Redrawing(generator, choice, gate, model, reward) if gate and reward else None
@@ -367,16 +368,3 @@ def _finish(image: GeneratedImage, path: Path, *, judge: str, redrawing: Redrawi
     page = read_page(draft, redrawing.options, image.prompt.characters)
     # The score was that of the draft.
     return to_dict(replace(image, judged=None), path) | redrawing.repaired(page, path)
-
-
-def _line(made: Mapping[str, Any]) -> str:
-    """Format an entry of the JSON for people."""
-    columns = [made["file"]]
-    if "seed" in made:
-        columns += [f"size {made['size']}", f"seed {made['seed']}"]
-    if "score" in made:
-        columns.append(f"no score: {made['error']}" if made["score"] is None else f"score {made['score']:.4f}")
-    if "tries" in made:
-        verdict = {True: "passes", False: "fails", None: "unsure"}[made["passed"]]
-        columns.append(f"{verdict}, tries: {len(made['tries'])}")
-    return "  ".join(columns)

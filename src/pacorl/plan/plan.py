@@ -118,15 +118,11 @@ class Plan:
         return document
 
     def __str__(self) -> str:
-        # A training's hours on the listed cards of the size that is here or named, or that hold the run.
-        hours = []
+        # A training's hours are shown on the cards of the size that is here or named, or that hold the run.
         least = max(self.device_bytes or 0, self.peak_bytes + CARD_MARGIN)
-        for card in CARDS:
-            low, high = self.hours.get(card.name, (0.0, 0.0))
-            if high >= LEAST_HOURS and card.gigabytes * 2**30 >= least:
-                hours.append(f"hours on {self.processes} × {card.name}: {low:.1f} to {high:.1f}")
-        phases = [f"{PHASES[phase]} {size_text(size)}" for phase, size in self.memory.phases.items()]
-        return render("plan.txt", plan=self, phases=phases, size_text=size_text, hours=hours).strip()
+        cards = [card for card in CARDS if card.gigabytes * 2**30 >= least]
+        fields = {"phases": PHASES, "cards": cards, "least_hours": LEAST_HOURS}
+        return render("plan.txt", plan=self, size_text=size_text, **fields).strip()
 
 
 def size_text(number: int) -> str:

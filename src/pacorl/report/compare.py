@@ -15,7 +15,6 @@ from typing import Any
 from pacorl.core.metric_names import MONITOR
 from pacorl.core.ranking import Interval
 from pacorl.io.files import check_made, write_atomic
-from pacorl.report.figures import MINUS, label
 from pacorl.report.folder import RunFolder, Sample, numbers, read_run
 from pacorl.report.html import render
 from pacorl.report.page import Set, by_change, gallery, match
@@ -59,7 +58,7 @@ def write_comparison(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     by_seed = len(pairs) > 1
     names = side_names(first, second, by_seed=by_seed)
     rows = rows_of_pairs(pairs)
-    lines = [_line(row, names) for row in rows] or ["The runs share no measure; compare their prompts.evaluation."]
+    lines = render("compare.txt", rows=rows, names=names, change_text=change_text).splitlines()
 
     # The gallery: the images of all seeds, by their change.
     sets: list[Set] = []
@@ -244,13 +243,3 @@ def unequal(first: RunFolder, second: RunFolder) -> str:
         return ""
     listed = ", ".join(f"{name} {before} / {after}" for name, before, after in differing)
     return f"The runs were evaluated differently: {listed}."
-
-
-def _line(row: Result, names: tuple[str, str]) -> str:
-    assert row.difference
-    text = f"{label(row.name)}, {names[1]} {MINUS} {names[0]}: {change_text(row)}"
-    if row.by_seed:
-        text += f" seeds, {row.higher}"
-    elif row.difference.groups:
-        text += " prompts of both"
-    return text if row.sure else f"{text}, undecided"

@@ -10,8 +10,9 @@ import numpy as np
 from pacorl.core.batches import grouped
 from pacorl.core.metric_names import SECONDS
 from pacorl.core.ranking import Interval, bootstrap, t_interval
-from pacorl.report.figures import MEANINGS, amount, label
+from pacorl.report.figures import MEANINGS
 from pacorl.report.folder import Record, RunFolder, Sample, numbers
+from pacorl.report.html import render
 
 Change = tuple[Interval, Interval, Interval]
 """Before, after, and after − before."""
@@ -98,11 +99,7 @@ def verdict_of(run: RunFolder) -> list[str]:
     """Return the summary's verdict, else a line for each measure before and after, with its difference."""
     if run.summary.get("verdict"):
         return list(map(str, run.summary["verdict"]))
-    lines = []
-    for row in rows_of(run):
-        if row.before and row.after:
-            lines.append(f"{label(row.name)}: {amount(row.before.mean)} → {amount(row.after.mean)}; {change_text(row)}")
-    return lines
+    return render("results.txt", rows=rows_of(run), change_text=change_text).splitlines()
 
 
 def change_text(row: Result) -> str:
