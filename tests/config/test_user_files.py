@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 
@@ -11,9 +12,11 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
-from pacorl.config.user_files import NO_USER_FILES, code_digest, file_digests
+from pacorl.config.recipes import recipe
+from pacorl.config.user_files import NO_USER_FILES, code_digest, file_digests, users_value
 from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.rewards import reward_spec
 from pacorl.rewards.reward import RewardError
 
@@ -66,6 +69,34 @@ def test_a_dry_run_tries_an_objective_and_knows_its_options(tmp_path: Path, monk
     fault = CliRunner().invoke(app, words).exception
     assert isinstance(fault, ValueError)
     assert re.search(r"mine\.py:REINFORCE', line \d+: AttributeError: .*'logprob'$", str(fault))
+
+
+def test_a_run_tries_an_objective_before_it_loads_weights(tmp_path: Path) -> None:
+    example = (Path(__file__).parents[2] / "examples" / "reinforce.py").read_text()
+    for number, (old, new, named) in enumerate(
+        [("return -(", "return (", "less likely"), (".mean(), {}", ".mean()", r"line \d+: the loss returned Tensor")]
+    ):
+        path = tmp_path / f"mine{number}.py"
+        path.write_text(example.replace(old, new))
+        config = load(PolicyConfig, recipe("tiny"), [f"objective.name={path}:REINFORCE", f"out={tmp_path}/run"])
+        with pytest.raises(ValueError, match=named):
+            PolicyTrainer(config)
+
+
+def test_modules_beside_a_file_are_imported_and_hashed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        (folder / "beside").mkdir(parents=True)
+        (folder / "mine.py").write_text("from beside.near import K")
+        (folder / "beside" / "near.py").write_text("K = 1\ndef late():\n    from .far import L")
+        (folder / "beside" / "far.py").write_text("L = 1")
+    name = f"{tmp_path}/a/mine.py:K"
+    digests = file_digests({"name": name})
+    assert users_value(name) == 1
+    (tmp_path / "a" / "beside" / "far.py").write_text("L = 2")
+    assert file_digests({"name": name}) != digests
+    with pytest.raises(ValueError, match="rename one"):
+        users_value(f"{tmp_path}/b/mine.py:K")
 
 
 def test_a_process_without_user_files_executes_none_in_any_thread(

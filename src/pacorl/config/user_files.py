@@ -1,9 +1,11 @@
 """Users' Python code in configs: `path/to/file.py:NAME`, a path from the current folder.
 
-It is executed with all rights of the user, once. The environment variable NO_USER_FILES forbids it for a process and
-its children, such as the studio's trainer.
+It is executed with all rights of the user, once, and imports modules beside it as a script does. The environment
+variable NO_USER_FILES forbids it for a process and its children, such as the studio's trainer.
 """
 
+import ast
+import hashlib
 import inspect
 import json
 import os
@@ -26,6 +28,8 @@ FORM = "path/to/file.py:NAME"
 NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 NO_USER_FILES = "PACORL_NO_USER_FILES"
 """Environment variable that forbids a process to execute users' files."""
+FOLDERS: dict[str, Path] = {}
+"""Folder of each module or package that executed files import from beside them. Python keeps one of a name."""
 
 
 def is_in_file(name: str) -> bool:
@@ -38,7 +42,7 @@ def users_value(name: str) -> Any:
 
     Raises:
         ValueError: if the name has another form, users' code is not executed here, or the file does not exist, raises
-            an error or lacks NAME.
+            an error, lacks NAME, or imports a module whose name another file's folder has too.
     """
     match = NAME.fullmatch(name)
     if not match or not Path(match["path"]).is_file():
@@ -55,7 +59,14 @@ def users_value(name: str) -> Any:
     if module is None:
         module = sys.modules[own_name] = ModuleType(own_name)
         module.__file__ = str(path)
+        folder = path.resolve().parent
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
         try:
+            for local in local_modules(path):
+                beside = local.relative_to(folder).parts[0].removesuffix(".py")
+                if FOLDERS.setdefault(beside, folder) != folder:
+                    raise ImportError(f"{FOLDERS[beside]} has a module {beside!r} too, already imported; rename one")
             SourceFileLoader(own_name, str(path)).exec_module(module)
         except FAULTS as error:
             del sys.modules[own_name]
@@ -69,11 +80,35 @@ def users_value(name: str) -> Any:
     return getattr(module, match["name"])
 
 
+def local_modules(path: Path) -> list[Path]:
+    """List the modules of a file's folder or below that it imports, also inside functions, or that those import."""
+    files = [path.resolve()]
+    for file in files:  # which grows
+        for node in ast.walk(ast.parse(file.read_bytes(), str(file))):
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            level, package = getattr(node, "level", 0), getattr(node, "module", None)
+            for alias in node.names:
+                # What is imported from a package may be a module too.
+                name = f"{package}.{alias.name}" if package else alias.name
+                place = file.parents[level - 1] if level else files[0].parent
+                for part in name.split("."):
+                    place /= part
+                    for found in (place.with_suffix(".py"), place / "__init__.py"):
+                        if found not in files and found.is_file():
+                            files.append(found)
+    return files[1:]
+
+
 def file_digests(document: Any) -> dict[str, str]:
-    """Hash the file of every `path/to/file.py:NAME` in a dumped config: name → digest."""
-    names = re.findall(r'"([^"\\]+\.py:[A-Za-z_]\w*)"', json.dumps(document, ensure_ascii=False))
-    files = {name: Path(name.rpartition(":")[0]) for name in names}
-    return {name: digest(file) for name, file in files.items() if file.is_file()}
+    """Hash each `path/to/file.py:NAME` in a dumped config, with the modules of its folder that it imports."""
+    digests = {}
+    for name in re.findall(r'"([^"\\]+\.py:[A-Za-z_]\w*)"', json.dumps(document, ensure_ascii=False)):
+        file = Path(name.rpartition(":")[0])
+        if file.is_file():
+            content = b"".join(part.read_bytes() for part in (file, *local_modules(file)))
+            digests[name] = hashlib.sha256(content).hexdigest()
+    return digests
 
 
 def code_digest(target: Any) -> str:
@@ -100,7 +135,7 @@ def blamed_on_code(noun: str, name: str, when: str = "", *, fault: type[ValueErr
 
 def line_in(path: Path, error: BaseException) -> str:
     """Return ", line N" for the line of a file where an error arose; empty if it is unknown."""
-    if isinstance(error, SyntaxError):  # its traceback does not contain the file
+    if isinstance(error, SyntaxError) and Path(error.filename or "").name == path.name:  # not in its traceback
         return f", line {error.lineno}"
     # The last frame of the file: the error itself often comes from a called library.
     line = ""

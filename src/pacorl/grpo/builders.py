@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pacorl.config.base import ConfigError
+from pacorl.config.user_files import blamed_on_code
 from pacorl.core.metric_names import HELD_OUT
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.core.objectives.contract import check_objective
 from pacorl.core.objectives.grpo_clip import PANEL_RANGE, SET_RANGE, ClippedOptions
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -31,8 +34,12 @@ def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]
         functions: rewards that are Python functions, by their names in the config.
 
     Raises:
-        ValueError: if the checkpoint is distilled, or a reward or its arguments are wrong.
+        ValueError: if the checkpoint is distilled, or a reward, its arguments or the user's own objective are wrong.
     """
+    objective = config.objective.name
+    if objective in OBJECTIVES.users:
+        with blamed_on_code("objective", objective):
+            check_objective(OBJECTIVES[objective], config.objective)
     config.generator.check_trainable(config.model.checkpoint)
     for name in functions:
         if all(reward.name != name for reward in config.rewards):
