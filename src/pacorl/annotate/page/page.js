@@ -159,7 +159,11 @@ function showOpinions(opinions) {
     }
     const letters = opinion.order.map((tier) => [tier].flat().map(letter).join(" = ")).join(" ");
     take.className = "quiet";
-    take.textContent = letters;
+    take.append(...opinion.order.flatMap((tier) => [tier].flat().flatMap((slot, index) => {
+      const image = Object.assign(new Image(), { alt: letter(slot) });
+      showImage(image, task.candidates[slot], () => {});
+      return index ? ["=", image] : [image];
+    })));
     take.setAttribute("aria-label", `${opinion.name}: ${letters}. Take this order`);
     take.onclick = () => {
       setOrder(opinion.order);
