@@ -225,14 +225,16 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
     same, *tries = opened(studio)
     assert (same.recipe.note, len(tries)) == (NO_BETTER, TRIES)
     assert (pixels(same.path) == pixels(page.path)).all()
-    # Panels that belong together must also look like the chosen character.
+    # Panels that belong together must also look like the page's character, which is not the form's.
     studio.keep(character=studio.folder.new_character("Milo", "a purple hero"))
     studio.folder.add_picture("Milo", odd)
-    studio.add_pictures([(page_of([*good, last], recipe.grid), "alike")], recipe.texts)
-    (page,) = opened(studio)
-    assert finished(studio, studio.check, page) == ""
-    (checked,) = studio.folder.page(page.path.parent.name)
-    assert "with Milo" in checked.recipe.checked[0] + checked.recipe.checked[1]
+    for characters in ([], ["Milo"]):
+        texts = recipe.updated(characters=characters).texts
+        studio.add_pictures([(page_of([*good, last], recipe.grid), "alike")], texts)
+        (page,) = opened(studio)
+        assert finished(studio, studio.check, page) == ""
+        (checked,) = studio.folder.page(page.path.parent.name)
+        assert ("(compared with Milo)" in checked.recipe.checked[0]) == bool(characters)
 
 
 @pytest.mark.slow

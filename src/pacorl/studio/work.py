@@ -426,8 +426,8 @@ class Studio:
         """Check whether the panels of a page belong together, and redraw the odd panels.
 
         The verdict is in the drawing's recipe. The page after the repair and its tries are a new page. Panels of
-        another program are those of the draft, if it has as many; without texts they are checked alone. A page without
-        a character is one of the draft's.
+        another program, which has no recipe, are those of the draft, if it has as many, and of the draft's character;
+        without texts they are checked alone.
         """
         from pacorl.gate.check import check_set
         from pacorl.generate.repair import repair_set
@@ -440,7 +440,7 @@ class Studio:
         theme, lines = self.panels
         if not recipe.panels and len(lines) == recipe.grid.count:
             recipe = recipe.updated(theme=theme, panels=lines)
-        if not recipe.character and self.draft.character:
+        if not recipe.prompt and self.draft.character:
             recipe = recipe.updated(characters=[self.draft.character])
         generator, reward = self._models(recipe.character)
         names = [f"panel {number}" for number in range(1, len(panels) + 1)]
