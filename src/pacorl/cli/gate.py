@@ -306,6 +306,7 @@ def calibrate(
     from pacorl.judge.calibration import LEAST, Calibration
     from pacorl.records.comparisons import comparisons_from
     from pacorl.records.prompts import TINY_PREFIX
+    from pacorl.report.html import render
     from pacorl.runtime.cores import use_cores
 
     check_new(out, fix="name another file with --out")
@@ -328,17 +329,8 @@ def calibrate(
             same, _ = ask_comparisons(reward.judge, identical)
 
     curve = fit_curve(*answers)
-    lines = [
-        f"{len(pairs)} pairs, {int(answers[1].sum())} labelled Yes",
-        f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}",
-        held_out_line(answers),
-    ]
-    most = curve(max(same))
-    if most < LEAST:
-        lines.append(f"identical images have P(Yes) {most:.4f} at most: `check` refuses without a lower --min")
+    held_out = held_out_line(answers)
     # Saved before the output, which may fail on a closed pipe.
     Calibration(name, curve, identity=identity, pairs=len(pairs)).save(out)
-    following = (
-        f"pacorl check --sets FOLDER --judge {shlex.quote(judge)} --calibration {shlex.quote(str(out))} --min 0.5"
-    )
-    echo("\n".join([*lines, f"calibration: {out}", f"next: {following}"]))
+    figures = {"labels": answers[1], "curve": curve, "held_out": held_out, "most": curve(max(same)), "least": LEAST}
+    echo(render("calibration.txt", judge=judge, out=out, quoted=shlex.quote, **figures).rstrip())

@@ -84,20 +84,14 @@ def keep_page(trainer: Any, line: Mapping[str, Any]) -> None:
 
 def next_command(run: RunFolder) -> str:
     """Build the command that comes next: the rest of a stopped run, or the use of its result; empty if unknown."""
-    settings = run.settings
-    folder = shlex.quote(str(run.path))
-    if not run.command:
-        return ""
-    if not run.summary and not (run.path / "adapter").is_dir():
-        character = f"{shlex.quote(settings['character'])} --config " if "character" in settings else ""
-        return f"pacorl {run.command} {character}{folder}/config.yaml --resume auto"
-    if run.command == "train-reward":
-        return f"pacorl calibrate {folder}/adapter OTHER_PAIRS"
-    request = "TEXT --image IMAGE" if run.is_editor else "TEXT"
-    model = shlex.quote(settings.get("model.checkpoint", ""))
-    kind = settings.get("model.kind", "")
-    kind_option = f" --kind {shlex.quote(kind)}" if is_in_file(kind) else ""
-    return f"pacorl generate --model {model}{kind_option} --adapter {folder}/adapter {request}"
+    kind = run.settings.get("model.kind", "")
+    return render(
+        "next.txt",
+        run=run,
+        has_adapter=(run.path / "adapter").is_dir(),
+        kind=kind if is_in_file(kind) else "",
+        quoted=shlex.quote,
+    ).strip()
 
 
 @dataclass(frozen=True, slots=True)
