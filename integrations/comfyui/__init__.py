@@ -34,7 +34,7 @@ PIXELS = 2**24
 """Pixels of a request's images together; the server takes 64 MB of PNG."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 THEME = ("STRING", {"default": "", "tooltip": "What all panels are to share; empty asks in general."})
-LEAST = ("FLOAT", {"default": 0.5, "min": 0.0, "max": 1.0, "step": 0.01, "tooltip": "Least P(same) of a panel."})
+LEAST = ("FLOAT", {"default": 0.5, "min": 0.0, "max": 1.0, "step": 0.01, "tooltip": "Least P(Yes) of a panel."})
 REFERENCES = ("IMAGE", {"tooltip": "Images of a character that every panel shows; by default the other panels."})
 PAGE = ("IMAGE", {"tooltip": "One page, cut into rows and columns; or a batch of panels, with 1 row and 1 column."})
 SIDE = ("INT", {"default": 2, "min": 1, "max": 16})

@@ -96,13 +96,18 @@ def test_a_folder_is_a_set_of_all_its_pictures_in_natural_order_but_the_sheet_of
     assert (result.exit_code, document["odd_one_out"]) == (BELOW, str(tmp_path / "3.bmp"))
 
 
-@pytest.mark.parametrize("name", ["3.heic", "3.png", "3"])
+@pytest.mark.parametrize("name", ["3.heic", "3.png", "3", "link.png", "twice.png", "folder"])
 def test_a_folder_with_a_picture_that_cannot_be_read_has_no_verdict(folder: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "set").mkdir()
     for number in (1, 2):
         shutil.copy(folder / f"{number}.png", tmp_path / "set")
-    content = b"\xff\xd8\xff cut off" if name == "3" else b"\0\0\0 ftypheic"
-    (tmp_path / "set" / name).write_bytes(content)
+    path = tmp_path / "set" / name
+    if name == "folder":
+        path.mkdir()
+    elif name in ("link.png", "twice.png"):
+        path.symlink_to("1.png" if name == "twice.png" else "/absent")
+    else:
+        path.write_bytes(b"\xff\xd8\xff cut off" if name == "3" else b"\0\0\0 ftypheic")
     result = run("check", tmp_path / "set", "--min", 0.5)
     assert (result.exit_code, str(tmp_path / "set" / name) in str(result.exception)) == (1, True)
 
@@ -208,6 +213,18 @@ def test_a_folder_of_sets_has_one_document_and_the_worst_code(folder: Path, tmp_
     found = [(document["set"], document["code"], document["passed"]) for document in documents]
     assert found == [("lone", 1, None), ("sound", 0, True), ("wrong", BELOW, False), ("set-1.png", 0, True)]
     assert documents[2]["odd_one_out"] == str(sets / "wrong" / "4.png")
+
+    # No panel without its page, and no link to nothing, passes unseen.
+    (sets / "set-2-panel-1.png").write_bytes((sets / "set-1-panel-1.png").read_bytes())
+    (sets / "absent").symlink_to("/absent")
+    documents = json.loads(run("check", "--sets", sets, "--min", 0.5, "--json").stdout)
+    assert {document["set"] for document in documents if document["code"] == 1} == {
+        "lone",
+        "absent",
+        "set-2-panel-1.png",
+    }
+    for name in ("absent", "set-2-panel-1.png", "set-1-panel-1.png"):
+        (sets / name).unlink()
 
     # An error outranks a verdict, and a failed set a sound one. Each set has a page; --grid cuts pages alone.
     shutil.rmtree(sets / "lone")

@@ -61,8 +61,9 @@ def test_the_verdict_is_the_same_in_every_order(shades: list[int], least: float)
 
 def test_the_images_whose_controls_fail_are_named() -> None:
     check = check_set(Asked(by_grey), grey(FIGURE_GREY, 20, 20, 25), least=0.5)
-    assert check_lines(check, judge="grey")[-1] == "12 questions to grey, controls failed for image 1."
+    assert check_lines(check, judge="grey")[-1] == "12 questions to grey, 5 of 6 controls passed."
     assert (check.passed, check.failed, check.unsure, check.odd_one_out) == (None, (), (0,), None)
+    assert re.search(r"image 1 with a drawn figure.*P\(Yes\) .* below 0.5", check_lines(check, judge="grey")[-2])
     page = check_page(check, judge="grey")
     assert re.search("image 1 with a drawn figure.*<b>failed</b>", page)
     assert "<b>unsure</b>" in page
@@ -109,6 +110,12 @@ def test_without_an_answer_no_panel_passes() -> None:
         assert both.unsure == (0, 2)
 
 
+def test_of_panels_that_are_equally_low_none_is_the_odd_one_out() -> None:
+    check = check_set(Asked(by_grey), grey(20, 120), least=0.5)
+    assert (check.passed, check.odd_one_out, check.to_dict()["odd_one_out"]) == (False, None, None)
+    assert "these panels do not belong together" in check_lines(check, judge="grey")[-2]
+
+
 def test_at_the_threshold_a_panel_passes() -> None:
     (score,) = {panel.score for panel in check_set(Asked(by_grey), grey(20, 30), least=0.5).panels}
     assert score is not None
@@ -124,7 +131,7 @@ def test_the_page_is_whole() -> None:
     assert "Odd one out: d" in page
     assert "a&lt;b" in page
     assert len(result.controls) == 6
-    assert check_lines(result, judge="grey")[-1].endswith("all 6 controls passed.")
+    assert check_lines(result, judge="grey")[-1].endswith("6 of 6 controls passed.")
     assert "Panel 3" in page
     marked = re.findall(r'<figure class="failed">.*?</figure>', page, flags=re.DOTALL)
     assert [re.findall(r'alt="(.*?)"', figure) for figure in marked] == [["d"]]

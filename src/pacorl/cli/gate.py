@@ -94,7 +94,7 @@ class CheckOptions(QuestionOptions):
         [], "A character of the images, by name or folder; of several, an image's recipe says which it shows."
     )
     least: float | None = option(
-        None, "Least P(same) of a panel; by default the calibration's, or 0.5.", "--min", min=0, max=1
+        None, "Least P(Yes) of a panel; by default the calibration's, or 0.5.", "--min", min=0, max=1
     )
 
 
@@ -164,9 +164,12 @@ def _sets_in(folder: Path) -> dict[str, list[str]]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; --sets takes one with a subfolder or a page for each set")
     files = {}
+    pages = images_in(folder)
+    stems = {page.stem for page in pages}
     # Any image is a page, so that none passes unseen, but the panels of one. `tries` are drafts.
-    for path in [*sorted(folder.glob("*/")), *images_in(folder)]:
-        if path.name != "tries" and "panel" not in recipe_of(path):
+    for path in [*sorted(folder.glob("*/")), *pages]:
+        is_panel = path.stem.rpartition("-panel-")[0] in stems and "panel" in recipe_of(path)
+        if path.name != "tries" and not is_panel:
             files[path.name] = files_of([path])
     if not files:
         raise ValueError(f"{folder} holds no sets; --sets takes a folder with a subfolder or a page for each set")

@@ -104,7 +104,7 @@ class ChoiceOptions(CalibratedJudge):
     least: float | None = inherited(
         gate.CheckOptions,
         "least",
-        help="Least P(same) of a panel, as for `pacorl check`: panels below it are drawn again. Exit code 4: the set "
+        help="Least P(Yes) of a panel, as for `pacorl check`: panels below it are drawn again. Exit code 4: the set "
         "still fails.",
     )
     tries: int = option(4, "With --min: panels of a set drawn again at most.", min=1, max=1000)

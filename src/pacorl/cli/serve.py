@@ -21,7 +21,7 @@ def serve(
     host: str = Option("127.0.0.1", help="Where to listen; other machines cannot reach the default."),
     port: int = Option(8000, min=0, max=65_535, help="Its port."),
     memory: Memory = Option("normal", help="Of the built-in server, as for `pacorl check`: low or lowest."),
-    api_key: str | None = Option(None, help="Ask callers for this key.", envvar=JUDGE_KEY),
+    api_key: str | None = Option(None, help="The callers' key; `ps` shows it, but no variable.", envvar=JUDGE_KEY),
 ) -> None:
     """Serve a judge over an OpenAI-compatible API. Arguments after `--` are passed to `vllm serve`."""
     from pacorl.io.net import is_loopback

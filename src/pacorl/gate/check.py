@@ -1,4 +1,4 @@
-"""The gate of an image set: least P(same) per panel, after controls with known answers.
+"""The gate of an image set: least P(Yes) per panel, after controls with known answers.
 
 A panel's score is the lowest, over the characters, of its median P(Yes) with a character's reference images; without a
 character, with the other panels. A set passes if no panel's score is below the threshold.
@@ -64,6 +64,11 @@ class Control:
         """Whether P(Yes) is on the right side of the threshold."""
         return (self.p_yes >= least) == self.same
 
+    def fault(self, least: float) -> str:
+        """Describe a failed control."""
+        side = "must reach" if self.same else "must stay below"
+        return f"{self.image} with {self.name} has P(Yes) {self.p_yes:.4f}, and {side} {least:g}"
+
 
 class ControlError(RuntimeError):
     """The judge answers a control of every image wrongly, so its other answers mean nothing here."""
@@ -71,11 +76,10 @@ class ControlError(RuntimeError):
     exit_code = 5
 
     def __init__(self, control: Control, least: float) -> None:
-        side = "must reach" if control.same else "must stay below"
         super().__init__(
-            f"the judge cannot judge these images, controls of each fail: {control.image} with {control.name} "
-            f"has P(Yes) {control.p_yes:.4f}, and {side} {least:g}; look at that image, take another judge, calibrate "
-            "it (or, if that is what moved P(Yes), choose another --min), or ask another question"
+            f"the judge cannot judge these images, controls of each fail: {control.fault(least)}; look at that image, "
+            "take another judge, calibrate it (or, if that is what moved P(Yes), choose another --min), or ask another "
+            "question"
         )
 
 
@@ -147,14 +151,15 @@ class Check:
         return CODES[self.passed]
 
     @property
-    def misjudged(self) -> str:
-        """Names of the images with a failed control; empty if there is none."""
-        return ", ".join(dict.fromkeys(control.image for control in self.controls if not control.passes(self.least)))
+    def failed_controls(self) -> list[Control]:
+        """The controls that the judge fails."""
+        return [control for control in self.controls if not control.passes(self.least)]
 
     @property
     def odd_one_out(self) -> int | None:
-        """Number, from 0, of the lowest failing panel; None if all pass."""
-        return next(iter(self.failed), None)
+        """Number, from 0, of the lowest failing panel; None if all pass, or another is as low, as of two always."""
+        scores = [self.panels[number].score for number in self.failed]
+        return self.failed[0] if scores and scores[0] not in scores[1:] else None
 
     def reason(self, number: int) -> str:
         """Name the character that a failing panel is not like, in brackets; empty without one, or if it passes."""
@@ -183,13 +188,13 @@ class Check:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images; the verdict comes first."""
-        failed = self.failed
+        odd = self.odd_one_out
         return {
             "passed": self.passed,
             "code": self.code,
             "least": self.least,
             "calibrated_on": self.scores.calibrated_on,
-            "odd_one_out": self.panels[failed[0]].image if failed else None,
+            "odd_one_out": None if odd is None else self.panels[odd].image,
             "panels": [{"passed": PASSED[self.status(n)], **asdict(each)} for n, each in enumerate(self.panels)],
             "controls": list(map(asdict, self.controls)),
             "question": self.scores.question,
@@ -333,10 +338,8 @@ def check_lines(check: Check, *, judge: str, panels: bool = True) -> list[str]:
 
 def check_page(check: Check, *, judge: str, note: str = "") -> str:
     """Render the self-contained page."""
-    title = f"{len(check.failed)} of {len(check.panels)} panels fail, {len(check.unsure)} unsure"
     return render(
         "check.html",
-        title="All panels pass" if check.passed else title,
         name="check",
         note=note,
         verdict=check_lines(check, judge=judge, panels=False),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pacorl.config.options import UsageError
-from pacorl.core.grid import parse_layout, split
+from pacorl.core.grid import LAYOUT, parse_layout, split
 from pacorl.io.images import ImageError, check_shape, images_in, png_texts, recipe_of
 from pacorl.io.remote import open_source
 
@@ -37,15 +38,21 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
         grid: ROWSxCOLS of the one image's panels; by default the layout in its recipe.
 
     Raises:
-        UsageError: One of several images is a whole page of panels.
-        ValueError: A source cannot be used, which is named; or the grid has several images to cut.
+        UsageError: One of several images is a whole page of panels, or the grid is none.
+        ValueError: A source cannot be used, or is given twice, and is named; or the grid has several images to cut.
     """
+    if grid and not LAYOUT.search(grid):
+        raise UsageError(f"--grid {grid!r} is no ROWSxCOLS, such as 2x2")
     names = files_of(sources)
-    images = []
+    opened = {}
     for name in names:
+        path = os.path.realpath(name)
+        if path in opened:
+            raise ImageError(f"{name} is given twice, and belongs to itself; give every image once")
         if Path(name).is_dir():
-            raise ImageError(f"{name} is a folder without images (of a folder of sets: `pacorl check --sets`)")
-        images.append(open_source(name))
+            raise ImageError(f"{name} is a folder without images")
+        opened[path] = open_source(name)
+    images = tuple(opened.values())
 
     # Panels, or the one page.
     layouts = [layout_of(name) for name in names]
@@ -56,17 +63,20 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
     for name, layout in zip(names, layouts, strict=True):
         if layout:
             raise UsageError(f"{name} is a whole page of {layout} panels; give it alone, or its panels")
-    return Panels(tuple(names), tuple(images), tuple(recipe_of(Path(name)).get("panel", "") for name in names))
+    return Panels(tuple(names), images, tuple(recipe_of(Path(name)).get("panel", "") for name in names))
 
 
 def files_of(sources: Iterable[Path | str]) -> list[str]:
     """Replace each folder by the images in it, without the sheets of which `pacorl generate` saved the panels.
 
     A folder without images stays. Files that are no images are listed too: opening them names them, so that no verdict
-    passes them over.
+    passes them over. Raises ImageError for a folder in a folder, unless it is hidden or holds drafts.
     """
     files: list[str] = []
     for source in sources:
+        for inner in Path(source).glob("[!.]*/"):
+            if inner.name != "tries":
+                raise ImageError(f"{inner} would pass unseen; move it, or check each folder in {source} by --sets")
         images = images_in(Path(source))
         # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image is listed.
         sheets = {image.stem.rpartition("-panel-")[0] for image in images}

@@ -83,12 +83,12 @@ def open_image(
 def images_in(folder: Path) -> tuple[Path, ...]:
     """List the images of a folder in natural order: 1, 2, 10. A missing folder has none.
 
-    All files count as images except hidden files and the suffixes in BESIDE. A file of another kind then fails when it
-    is opened, instead of being skipped silently.
+    All files count as images except hidden files and the suffixes in BESIDE. A file of another kind, or a link to
+    nothing, then fails when it is opened, instead of being skipped silently.
     """
     images = []
     for path in sorted(folder.glob("*"), key=natural):
-        if path.is_file() and path.suffix.lower() not in BESIDE and not path.name.startswith("."):
+        if not path.is_dir() and path.suffix.lower() not in BESIDE and not path.name.startswith("."):
             images.append(path)
     return tuple(images)
 

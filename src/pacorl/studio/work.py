@@ -525,7 +525,7 @@ def _fields_of(check: Check) -> dict[str, Any]:
     """Return the fields that a check gives to a recipe, in place of those of a ranking."""
     return {
         "checked": render("checked.txt", check=check).splitlines(),
-        "odd": check.odd_one_out,
+        "odd": check.failed[0] if check.failed else None,
         "score": check.scores.mean,
         "likeness": None,
         "matrix": check.scores.matrix,
