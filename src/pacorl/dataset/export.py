@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from pacorl.core.batches import components
+from pacorl.core.batches import components, grouped
 from pacorl.core.ranking import too_few
 from pacorl.dataset.importing import joined_rankings
 from pacorl.dataset.rules import Split, alike_pairs, label_pairs, majority_rankings, pair_key, split_groups
@@ -101,18 +101,15 @@ def export(
     answers = labels.answers
     pairs = with_reasons(folder, labels.pairs)
     split_of, family_of = splits(pairs, answers, test_share=test_share, seed=seed)
-    by_split: dict[Split, list[Comparison]] = {split: [] for split in sorted(set(split_of.values()))}
-    for pair in pairs:
-        # Groups that hang together are one: an interval over them would count what is no independent trial.
-        of_family = replace(pair, group=family_of[pair.group])
-        by_split[split_of[pair.group]].append(of_family)
+    # Groups that hang together are one: an interval over them would count what is no independent trial.
+    by_split = grouped((split_of[pair.group], replace(pair, group=family_of[pair.group])) for pair in pairs)
     # The benchmark is of held-out groups: a judge has not learned their pairs.
     held_out = [answer for answer in answers if split_of.get(answer.group) == "test"]
     ranked = benchmark(held_out, family_of)
 
     # Count.
     counts: JsonObject = {"balance": labels.counts, "splits": {}, "benchmark_rankings": len(ranked)}
-    for split, members in by_split.items():
+    for split, members in sorted(by_split.items()):
         yes = sum(pair.consistent for pair in members)
         counts["splits"][split] = {
             "groups": len({pair.group for pair in members}),
@@ -139,7 +136,7 @@ def export(
 
     # Write the pairs and the benchmark, then delete files of an earlier export: no old split may stay.
     written = []
-    for split, members in by_split.items():
+    for split, members in sorted(by_split.items()):
         # One at a time: an export may have a million pairs.
         placed = (replace(pair, images=tuple(map(out.joinpath, pair.images))) for pair in members)
         written.append(out / f"consistency_{split}.jsonl")
