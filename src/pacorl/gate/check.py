@@ -338,12 +338,5 @@ def check_lines(check: Check, *, judge: str, panels: bool = True) -> list[str]:
 
 def check_page(check: Check, *, judge: str, note: str = "") -> str:
     """Render the self-contained page."""
-    return render(
-        "check.html",
-        name="check",
-        note=note,
-        verdict=check_lines(check, judge=judge, panels=False),
-        check=check,
-        cards=[(name, show(image)) for name, image in zip(check.scores.names, check.scores.images, strict=True)],
-        judge=judge,
-    )
+    verdict = check_lines(check, judge=judge, panels=False)
+    return render("check.html", name="check", check=check, verdict=verdict, note=note, judge=judge, show=show)
