@@ -330,12 +330,7 @@ class Studio:
             "character's description": (recipe.looks, self.looks),
             "character's pictures": (", ".join(recipe.sources or recipe.references), ", ".join(pictures)),
         }
-        differences = []
-        for what, (then, today) in then_and_today.items():
-            if then != today:
-                differences.append(f"the {what} {then or 'none'}")
-        if differences:
-            self.fault = f"It was drawn with {'; '.join(differences)}. The same words draw another picture today."
+        self.fault = render("differs.txt", then_and_today=then_and_today)
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
