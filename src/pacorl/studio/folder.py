@@ -27,6 +27,7 @@ from pacorl.io.documents import dump_yaml, read_object, read_yaml, typed
 from pacorl.io.files import make_folder, sole_holder, sweep, write_atomic
 from pacorl.io.images import images_in, natural, open_image, png_bytes, png_texts, upright_size
 from pacorl.records.characters import CARD, Card, read_caption, read_character
+from pacorl.report.html import render
 from pacorl.types import Character, Grid, Matrix, Size
 from pacorl.web import secret_in
 
@@ -114,12 +115,7 @@ class Recipe(BaseModel):
     @property
     def standing(self) -> str:
         """Caption: the note, the judge's score with its question, and the size of a tie; `not judged` without any."""
-        words = [self.note]
-        if self.score is not None:
-            words.append(f"{self.score:.2f} {'as asked' if self.sources else 'together'}")
-        if self.tied > 1:
-            words.append(f"a tie of {self.tied}")
-        return ", ".join(filter(None, words)) or "not judged"
+        return render("caption.txt", recipe=self).strip()
 
 
 class Draft(BaseModel):
