@@ -190,4 +190,5 @@ def test_a_run_with_functions_has_the_dry_run_of_the_command(tmp_path: Path, mon
     plan = plan_training(load(PolicyConfig, Path("flux_t2is_24gb"), changes), card=1)
     assert "returned 1 scores for 2 images" in plan.absences[0].remedy
     assert "absent or broken: rewards" in plan.verdict
-    assert "does not fit a card of 1 GB: try memory low or lowest" in plan.verdict
+    assert "mine.py:none" in plan.facts["not_counted"]
+    assert "does not fit a card of 1 GB: try a smaller form of memory" in plan.verdict

@@ -70,7 +70,7 @@ class LoraConfig(Section):
         if self.memory == "lowest" and self.model.compile != "none":
             raise ValueError(
                 f"memory lowest and model.compile {self.model.compile}: compiled code cannot decide what is sent next; "
-                "set compile to none"
+                "set model.compile: none with memory: lowest"
             )
         if self.model.checkpoint == TINY:
             _ = self.generator.committed  # refuses a kind without one

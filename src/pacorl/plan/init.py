@@ -131,7 +131,8 @@ def write_config(job: Job) -> tuple[Plan, str]:
         absences = [absence for absence in absences if absence.key != "judge.checkpoint"]
     plan = dataclasses.replace(plan, absences=absences, facts={**plan.facts, "read_as": job.read_as})
     row = None if job.checkpoint == TINY else PUBLISHED_ROWS.get(job.spec.kind)
-    return plan, render("init_next.txt", job=job, judge=JUDGE, row=row)
+    memory = read_config(job.path).get("memory")
+    return plan, render("init_next.txt", job=job, judge=JUDGE, row=row, memory=memory)
 
 
 def _write_fitting(job: Job) -> Plan:

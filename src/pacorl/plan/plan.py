@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pacorl.config.user_files import is_in_file
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import checked_config, read_prompts
@@ -38,7 +39,7 @@ CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `pacorl init` leaves free on a card."""
-NO_CARD = "no card here"
+NO_CARD = "no card here, so that it runs on the CPU"
 LEAST_HOURS = 0.1
 """Hours below which a run's time is not its products', and none is shown."""
 
@@ -81,8 +82,8 @@ class Plan:
         """Limit that the run exceeds, with the fix; empty if it fits."""
         if self.device_bytes and self.peak_bytes + CUDA_BYTES > self.device_bytes:
             return (
-                f"does not fit {self.device}: try memory low or lowest, in training gradient_checkpointing too, or a "
-                "smaller batch, size or model"
+                f"does not fit {self.device}: try a smaller form of memory (low, then lowest with model.compile none), "
+                "in training gradient_checkpointing too, or a smaller batch, size or model"
             )
         if self.main_bytes and self.memory.host > self.main_bytes:
             return (
@@ -163,6 +164,9 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, card: 
         facts["times_seen"] = round(config.epochs * forwards.samples / config.group_size / len(train), 1)
     if leaks:
         facts["leaks"] = leaks
+    own = sorted({measure.name for measure in (*config.rewards, *evaluation.rewards) if is_in_file(measure.name)})
+    if own:
+        facts["not_counted"] = f"memory and time of {', '.join(own)}"
     encoders, broken = _check_rewards(config, prompts, shown)
     absences += [*broken, *sources.absences_of(config, encoders)]
 

@@ -105,7 +105,8 @@ def split_prompts(
         held_out.update(families.pop())
     if not families:
         raise ValueError(
-            f"{test} test prompts of {len(prompts)}, {len(dropped)} kept out, leave none to train on; hold out fewer"
+            f"{test} of {len(prompts)} prompts to test on, {len(dropped)} kept out, and those of one text or image on "
+            "one side leave none to train on; hold out fewer, or add others"
         )
     train: list[Prompt] = []
     evaluation: list[Prompt] = []

@@ -8,16 +8,8 @@ means over the batch; excluded samples have weight 0.
 With panel credit (`panels`) log-probabilities, advantages and `used_B` are (B, N): each token has its panel's value.
 Losses are then means over tokens too. Distances of latents are averaged by `core.grid.sample_mean`.
 
-To add one, write its options, its function and its `ObjectiveSpec` in a file here, and one line of `OBJECTIVES`:
-
-    class Reinforce(ObjectiveOptions):
-        name: Literal["reinforce"] = "reinforce"
-        baseline: float = 0.0
-
-    def reinforce(step: Step, options: Reinforce) -> Loss:
-        return -(step.log_prob_B * (step.advantage_B - options.baseline)).mean(), {}
-
-    REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path")
+To add one, write its options, its function and its `ObjectiveSpec` in a file here, as in `awm`, and one line of
+`OBJECTIVES`.
 """
 
 from __future__ import annotations
