@@ -97,7 +97,7 @@ def test_every_try_is_kept_and_the_page_has_the_seeds_of_new_panels(tmp_path: Pa
         "tries/page-try-1-panel-4.png",
         "tries/page-try-2-panel-4.png",
     ]
-    assert [png_texts(file)["verdict"] for file in files] == ["0.00, rejected", "0.99, accepted"]
+    assert [png_texts(file)["verdict"] for file in files] == ["0.00, page 0.50, rejected", "0.99, page 0.99, accepted"]
     assert len(said) == 2
     assert (document["passed"], document["code"], "score" in png_texts(page)) == (True, 0, False)
     assert shades_of(split(open_image(page), Grid(2, 2))) == [20, 20, 20, 21]

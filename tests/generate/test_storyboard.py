@@ -89,3 +89,12 @@ def test_a_page_has_the_references_of_its_characters(cast):
     assert references(3) == [["ann/0.png", "bob/0.png", "ann/1.png"], ["cleo/0.png"], []]
     with pytest.raises(ValueError, match="a page shows 2 characters with images, and the generator takes 1 reference"):
         references(1)
+
+
+def test_the_tiny_generator_reads_the_style_in_place_of_the_title_and_no_names(tmp_path):
+    text = "title: Night comic\ncharacters: {Ann_B: a red hero}\nscenes: ['Ann B waving, boat'"
+    text += ", '{Ann_B} near a ball, {Ann_B} jumping'" * 3 + "]\n"
+    (page,) = pages(read_storyboard(write(tmp_path, f"{text}style: in town")), "tiny")
+    assert "2x2 grid layout of a red hero in town. [TOP]-[LEFT]: waving, boat." in page.text
+    with pytest.raises(ValueError, match="no place"):
+        pages(read_storyboard(write(tmp_path, text)), "tiny")

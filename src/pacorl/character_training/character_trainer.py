@@ -314,7 +314,7 @@ class CharacterTrainer:
         result = TrainResult.of(out)
         summary = {"steps": self.lora.step, "before": result.before, "after": result.metrics}
         if self.best_step is not None:
-            verdict = f"The held-out loss is lowest after step {self.best_step}. That LoRA is in adapter/."
+            verdict = f"The held-out loss is lowest after step {self.best_step}, whose LoRA is kept."
             summary |= {"best_step": self.best_step, "verdict": [verdict]}
         write_json(out / SUMMARY, summary)
         write_page(out)

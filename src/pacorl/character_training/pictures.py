@@ -80,10 +80,11 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     trigger = character.name
     subject = f"{trigger}, {character.text}"
     pictures = []
+    without = []
     for path in character.images:
         file, text = read_caption(path)
         if file is None:
-            logger.warning("%s has no caption, and is trained on as %r", path.name, subject)
+            without.append(path.name)
             pictures.append(Picture(path, subject))
             continue
         caption = PLACEHOLDER.sub(lambda match: trigger, text)
@@ -95,6 +96,8 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
             caption = f"{subject}, {caption}"
         pictures.append(Picture(path, caption))
 
+    if without:
+        logger.warning("%s: %d have no caption; trained on as %r", ", ".join(without[:3]), len(without), subject)
     # By content: copies of an image stay on one side.
     by_content = list(grouped((digest(picture.path), picture) for picture in pictures).values())
     held_out = list(chain(*by_content[HELD_OUT])) if len(by_content) >= HELD_OUT_FROM else []

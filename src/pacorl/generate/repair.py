@@ -83,8 +83,10 @@ class Try:
     @property
     def verdict(self) -> str:
         """The verdict for people."""
-        score = "not judged" if self.score is None else f"{self.score:.2f}"
-        return self.error or f"{score}, {'accepted' if self.accepted else 'rejected'}"
+        if not self.check:
+            return self.error
+        score = "not judged" if self.score is None else f"{self.score:.2f}, page {self.check.scores.mean:.2f}"
+        return f"{score}, {'accepted' if self.accepted else 'rejected'}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of `--json`."""

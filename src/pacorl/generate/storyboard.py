@@ -122,7 +122,9 @@ def storyboard_of(draft: PanelDraft, characters: Sequence[Character], *, layout:
 
 def board_prompt(board: Storyboard, model: str, *, max_references: int, separate: bool) -> Prompt:
     """Compose the prompt of a storyboard of one page; one scene is one image."""
-    if len(board.scenes) > 1:
+    if model == TINY:
+        board = replace(board, style=board.title)  # the request has the place
+    if len(board.scenes) > 1 or (model == TINY and not separate):
         return pages(board, model, max_references=max_references, separate=separate)[0]
     (scene,) = board.panels
     prompt = prompt_from(model, theme=scene, grid=Grid(1, 1))
@@ -164,18 +166,18 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: b
     theme = board.theme
     if model == TINY:
         subject = [character.text for character in board.characters[:1]]
-        theme = ", ".join(filter(None, [*subject, board.style or board.title]))
+        theme = spoken(", ".join([*subject, board.style]), board.characters, model)
 
     prompts = []
     for number, scenes in enumerate(in_batches(board.scenes, board.layout.count)):
-        panels = [spoken(scene, board.characters) for scene in scenes]
+        panels = [spoken(scene, board.characters, model) for scene in scenes]
         prompt = prompt_from("" if separate else model, theme=theme, panels=panels, grid=board.layout)
         references = references_for(scenes, board, limit=max_references)
         prompts.append(replace(prompt, id=number, characters=board.characters, references=references))
     return prompts
 
 
-def spoken(scene: str, characters: Sequence[Character]) -> str:
+def spoken(scene: str, characters: Sequence[Character], model: str = "") -> str:
     """Replace the mentions in a scene by descriptions of the characters. Raises ValueError for an unknown one."""
     texts = {character.name: character.text for character in characters}
     described: set[str] = set()
@@ -189,5 +191,8 @@ def spoken(scene: str, characters: Sequence[Character]) -> str:
         return f"the {name.replace('_', ' ')}" if again else texts[name]
 
     text = MENTION.sub(describe, scene)
+    # The tiny generator knows no names: what is left of them is a hero.
+    for name in texts if model == TINY else ():
+        text = re.sub(rf"(?<!\w){re.escape(name.replace('_', ' '))}(?!\w)", "hero", text)
     # Not `capitalize`, which would lower the rest, including names.
     return text[:1].upper() + text[1:]

@@ -25,7 +25,7 @@ def offers() -> dict[str, str]:
     for spec in POLICIES.values():
         does = " and ".join(["draws"] * spec.sets + ["changes pictures"] * spec.edits)
         licence = spec.licence[1] or spec.licence[0]
-        listed[spec.published] = f"{does}: {spec.parameters / 5e8:.0f} GB and its text encoders, licence {licence}"
+        listed[spec.published] = f"{does}: {spec.parameters / 5e8:.0f} GB without its text encoders, licence {licence}"
     return listed
 
 
@@ -61,7 +61,7 @@ def fit_of(model: str) -> tuple[Memory | None, str]:
             if given and needed > given:
                 shortage = f"{needed / 2**30:.0f} GB of {limit}, and {given / 2**30:.0f} are here"
         if not shortage:
-            return memory, f"fits this machine with memory {memory}"
+            return memory, f"fits this machine{f' with memory {memory}' * (memory != 'normal')}"
     # The last form is the smallest.
     return None, f"does not fit: with a judge it takes {shortage}"
 

@@ -326,7 +326,8 @@ class StudioPage:
         with card("Teach it"):
             ui.label("From three pictures on. The studio draws nothing else meanwhile.").classes("soft")
             strength = PRACTICE_STRENGTH if self.studio.names.model == TINY else 1
-            self.html("gallery.html", training=training, name=name, strength=strength)
+            pictures = self.folder.pictures(name)
+            self.html("gallery.html", pictures=pictures, training=training, name=name, strength=strength)
             if training.is_finished:
                 with ui.row():
                     self.button("Save for ComfyUI", ui.download, training.lora, f"{name}.safetensors")
@@ -334,7 +335,7 @@ class StudioPage:
                     self.button("Remove it, to teach anew", *remove, look="flat")
             else:
                 text = "Go on teaching it" if training.run.exists() else "Teach it"
-                self.button(text, self.studio.submit, self.studio.teach, name, look="")
+                self.button(text, self.studio.submit, self.studio.teach, name, look="outline" * bool(self.studio.phase))
                 ui.label("Once the teaching has ended, pages are drawn with it, and it can be saved.")
 
     # --- models ------------------------------------------------------------------------------------------------------
