@@ -41,7 +41,10 @@ class Gate:
 
 
 if __name__ == "__main__":
-    from mcp.server.mcpserver import MCPServer
+    try:
+        from mcp.server.mcpserver import MCPServer
+    except ModuleNotFoundError:
+        sys.exit("this example needs mcp: pip install mcp")
 
     with PacoReward.from_pretrained(sys.argv[2]) as judge:
         gate, server = Gate(Path(sys.argv[1]).resolve(), judge), MCPServer("pacorl")

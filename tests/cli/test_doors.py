@@ -64,7 +64,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["score", "a.png", "none.png", "--judge", "tiny"], "none.png"),
     ([*SCORE, "--judge", "nothere"], "nothere"),
     (["score", "a.png", "--judge", "nothere"], "--grid"),
-    (["check", "--sets", "none", "--judge", "tiny"], "none is no folder"),
+    (["check", "--sets", "none", "--judge", "tiny"], "none holds no sets"),
     ([*SCORE, "--calibration", "none.json"], "pacorl calibrate"),
     (["calibrate", "tiny", "bad.jsonl", "--out", "c.json"], "bad.jsonl:1"),
     (["calibrate", "tiny", "tiny:dev:60", "--out", "mine/summary.json"], "mine/summary.json"),

@@ -95,8 +95,14 @@ def test_a_script_scores_two_images(folder: Path) -> None:
     reward = PacoReward(grey_judge())
     assert reward.score(folder / "a.png", IMAGES[1]) == pytest.approx(p(0, 1))
     assert reward.score_set([folder / "a.png", *IMAGES[1:]], ranking=True).ranked[0].second == 3
+    with pytest.raises(ValueError, match="one path"):
+        reward.score_set("abc")
+    silent = grey_judge(silent_about="Do")
     with pytest.raises(RuntimeError, match="no connection"):
-        PacoReward(grey_judge(silent_about="Do")).score(*IMAGES[:2])
+        PacoReward(silent).score(*IMAGES[:2])
+    silent.is_silent = True
+    with pytest.raises(ConnectionError, match="no connection"):
+        PacoReward(silent).score(*IMAGES[:2])
 
 
 @pytest.mark.parametrize("options", [{}, {"theme": "a fox"}, {"ranking": True}, {"reasons": True}])

@@ -260,7 +260,11 @@ def test_hosts_and_bodies_are_guarded(url: str) -> None:
     large = b" " * (4 * 2**20 + 1)
     assert [ask(f"{url}/v1/{path}", large)[0] for path in (SETS, CHATS)] == [400, 400]
     # Refused by its length, before urllib would read an answer.
-    assert httpx2.post(f"{url}/v1/{SETS}", content=large * 17).status_code == 413
+    answers = [httpx2.post(f"{url}/v1/{SETS}", content=large * 17), httpx2.get(f"{url}/v1/none")]
+    answers.append(httpx2.get(f"{url}/v1/{SETS}"))
+    for answer, status in zip(answers, (413, 404, 405), strict=True):
+        document = answer.json()
+        assert document["error"] == {"message": document["detail"], "code": status == answer.status_code and status}
     assert [ask(f"{url}/{path}", Host="balancer.example")[0] for path in ("health", "v1/models")] == [200, 421]
 
 

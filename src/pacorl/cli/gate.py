@@ -161,8 +161,6 @@ def _sets_in(folder: Path) -> dict[str, list[str]]:
     from pacorl.gate.panels import files_of
     from pacorl.io.images import images_in, recipe_of
 
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; --sets takes one with a subfolder or a page for each set")
     files = {}
     pages = images_in(folder)
     stems = {page.stem for page in pages}

@@ -16,7 +16,7 @@ from PIL.Image import Resampling
 
 from pacorl.config.options import BELOW, INCOMPLETE
 from pacorl.core.set_scores import median_with
-from pacorl.gate.scores import Scores, p_yes_text, score_set
+from pacorl.gate.scores import Scores, opened, p_yes_text, score_set
 from pacorl.io.images import as_rgb, open_image
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.pairwise import Pair
@@ -252,10 +252,10 @@ def check_set(
     references: list[Group] = []
     for name, of_character in characters:
         references.append((name, range(len(every), len(every) + len(of_character))))
-        every += of_character
+        every += opened(of_character)
         labels += [f"{name}, reference {number}" for number in range(1, len(of_character) + 1)]
     panels = range(len(every), len(every) + len(images))
-    every += images
+    every += opened(images)
     labels += names or [f"image {number}" for number in range(1, len(images) + 1)]
 
     # Each panel with the references of its characters, or with all other panels.

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.batches import in_batches
-from pacorl.gate.scores import TOGETHER, Scores, question_about, score_set
+from pacorl.gate.scores import TOGETHER, Scores, opened, question_about, score_set
 from pacorl.io.images import as_rgb
-from pacorl.io.remote import open_source
+from pacorl.io.net import UnreachableError
 from pacorl.judge import check_judge, identity_at, judge_from
 from pacorl.judge.calibration import read_calibration
 from pacorl.types import Question, Verdict
@@ -81,6 +81,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
         Raises:
             ImageError: for an invalid image.
+            ConnectionError: if the judge's server is silent.
             RuntimeError: if the judge gives no answer.
         """
         scores = self.score_set([first, second], **options)
@@ -120,7 +121,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             questions = {}
             for number, (pair, theme) in chunk:
                 try:
-                    images = tuple(as_rgb(_opened(image), "an image of a pair") for image in pair)
+                    images = tuple(as_rgb(image, "an image of a pair") for image in opened(pair))
                 except ValueError as fault:
                     # One bad file costs its own pairs alone.
                     verdicts[number] = Verdict(None, str(fault))
@@ -143,9 +144,12 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         Raises:
             ImageError: for an invalid image.
             ValueError: for fewer than two images.
+            ConnectionError: if the judge's server is silent.
         """
-        opened = list(map(_opened, images))
-        return score_set(self.judge, opened, theme=theme, ranking=ranking, reasons=reasons)
+        scores = score_set(self.judge, opened(images), theme=theme, ranking=ranking, reasons=reasons)
+        if scores.mean is None and getattr(self.judge, "is_silent", False):
+            raise UnreachableError(f"{self.name} does not answer: {scores.pairs[0].error}")
+        return scores
 
     def close(self) -> None:
         """Close the connection to a server."""
@@ -154,9 +158,3 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _opened(image: ImageLike) -> Any:
-    if isinstance(image, str | Path):
-        return open_source(image)
-    return image

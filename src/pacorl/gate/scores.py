@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.batches import in_batches
 from pacorl.core.questions import consistent, same_theme
 from pacorl.io.images import as_rgb
+from pacorl.io.remote import open_source
 from pacorl.io.terminal import Progress, silent
 from pacorl.judge.pairwise import Pair, ask, symmetric_matrix
 from pacorl.report.html import render
@@ -122,6 +124,13 @@ class Scores:
 def question_about(theme: str) -> str:
     """Build the question about two images of a theme; of an empty theme, the plain question."""
     return same_theme(theme) if theme else consistent()
+
+
+def opened(images: Sequence[Any]) -> list[Any]:
+    """Open the paths and URLs among images. Raises ValueError for a path in place of a list."""
+    if isinstance(images, str | Path):
+        raise ValueError(f"{images} is one path; give a list of images, such as a folder's")
+    return [open_source(image) if isinstance(image, str | Path) else image for image in images]
 
 
 def score_set(

@@ -93,12 +93,14 @@ def service_faults(url: str, *, model: str, seconds: float, key: str, key_variab
         # The server's own message: of an error's JSON document, else the beginning of the body.
         status, body = error.status_code, error.body
         words = body.get("message", body.get("detail")) if isinstance(body, dict) else body
+        if "html" in error.response.headers.get("content-type", ""):
+            words = "with a web page"
         said = f"HTTP {status} {_on_one_line(words or error.response.text)}".strip()
         # No message may show a key.
         if key:
             said = said.replace(key, "***")
         key_fix = f"put the server's key into {key_variable}"
-        address_fix = f"check the address and the model's name {model!r}"
+        address_fix = f"check the address and the model's name {model!r}" if model else "check the address"
         fixes = {401: key_fix, 403: key_fix, 404: address_fix, 413: SMALLER_FIX}
         fix = address_fix if 300 <= status < 400 else fixes.get(status)
         if fix:

@@ -219,7 +219,7 @@ class HttpJudge(AbstractContextManager["HttpJudge", None]):
         self._patience = 0.0
         """Seconds for which a silence is waited out."""
         self._answered_at = -math.inf
-        self._is_silent = False
+        self.is_silent = False
         """Whether the last request had no answer: openai's client repeats none until the server answers again."""
         self._is_announced = False
         """Whether the present outage was logged."""
@@ -342,7 +342,7 @@ class HttpJudge(AbstractContextManager["HttpJudge", None]):
             again = False
             while True:
                 sent_at = time.monotonic()
-                retries = 0 if self._is_silent else RETRIES
+                retries = 0 if self.is_silent else RETRIES
                 try:
                     return await self._exchange(f"{self.url}/{page}", asked, read=read, retries=retries)
                 except ServiceFault as fault:
@@ -390,7 +390,7 @@ class HttpJudge(AbstractContextManager["HttpJudge", None]):
             is_silent = fault.unreachable
             raise
         finally:
-            self._is_silent = is_silent
+            self.is_silent = is_silent
             if not is_silent:
                 self._answered_at = time.monotonic()
                 self._is_announced = False

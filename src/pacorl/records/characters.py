@@ -55,6 +55,8 @@ def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> C
         ValueError: if its card or an image cannot be used; it names the file.
     """
     path = folder / CARD
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {CARD}; write `description: ` and what the character is into it")
     document = read_yaml(path)
     with blamed_on(path):
         card = typed(document, Card)

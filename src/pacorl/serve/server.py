@@ -20,6 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from pacorl import __version__
@@ -282,12 +283,14 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "", identity: str
                 response: Response = await proceed(request)
             except asyncio.CancelledError:
                 # The server stops, and its grace is over. A status 500 would pass for a fault of the request.
-                response = refused("this server stops; ask again in seconds", 503)
+                response = refused("this server stops; ask again in 10 seconds", 503)
+        if response.status_code == 413:
+            response = refused("a request may have 64 MiB; ask about fewer or smaller images", 413)
         path = getattr(request.scope.get("route"), "path", "other")
         seconds.labels(path, str(response.status_code)).observe(time.perf_counter() - start)
         return response
 
-    faults = (RefusedError, ImageError, ControlError, RequestValidationError)
+    faults = (HTTPException, ImageError, ControlError, RequestValidationError)
     handlers: dict[Any, Any] = dict.fromkeys(faults, refusal_of)
     app = FastAPI(
         title="pacorl judge",
@@ -297,7 +300,6 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "", identity: str
         exception_handlers=handlers,
         docs_url=None,
         redoc_url=None,
-        max_body_size=BODY_BYTES,
     )
     app.add_middleware(Guard, admit=admit)
     app.middleware("http")(measured)
@@ -319,8 +321,9 @@ def create_app(name: str, judge: LocalJudge, *, api_key: str = "", identity: str
         """The served model, with the digest of its weights as `identity`."""
         return {"object": "list", "data": [model]}
 
-    app.post("/v1/chat/completions", dependencies=keyed)(served.chat)
-    app.post("/v1/consistency", dependencies=keyed)(served.consistency)
+    # Limited here, inside of `measured`, which words the refusal.
+    app.post("/v1/chat/completions", dependencies=keyed, max_body_size=BODY_BYTES)(served.chat)
+    app.post("/v1/consistency", dependencies=keyed, max_body_size=BODY_BYTES)(served.consistency)
     return app
 
 
@@ -364,7 +367,7 @@ def completion(
 
 def refusal_of(_: Request, fault: Exception) -> Response:
     """Answer with a fault of a request in words alone: FastAPI's own answer would hold the request's images."""
-    if isinstance(fault, RefusedError):
+    if isinstance(fault, HTTPException):
         return refused(fault.detail, fault.status_code)
     if isinstance(fault, RequestValidationError):
         first = fault.errors()[0]
