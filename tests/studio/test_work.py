@@ -111,7 +111,7 @@ def test_a_redrawn_panel_is_the_only_change_and_drawings_that_are_not_told_apart
     assert finished(studio, studio.redraw, page, 1) == ""
     drawings = opened(studio)
     assert [drawing.recipe.tied for drawing in drawings] == [2, 2, 2, 2]
-    assert [drawing.recipe.note for drawing in drawings] == ["panel 2 drawn again"] * DRAWINGS
+    assert [drawing.recipe.note for drawing in drawings] == ["Panel 2 drawn again"] * DRAWINGS
     for drawing in drawings:
         for index, (old, new) in enumerate(zip(panels_of(page), panels_of(drawing), strict=True)):
             assert index == 1 or np.array_equal(old, new)
@@ -216,7 +216,7 @@ def test_a_page_is_checked_repaired_and_every_try_kept(studio, monkeypatch):
     assert "panel 4" in before.recipe.checked[0]
     repaired, *tries = opened(studio)
     assert repaired.recipe.score >= before.recipe.score
-    assert (repaired.recipe.note, before.recipe.redrawn) == ("drawn again: panel 4", {})
+    assert (repaired.recipe.note, before.recipe.redrawn) == ("Drawn again: panel 4", {})
     assert list(repaired.recipe.redrawn) == ["4"]
     assert any("accepted" in each.recipe.note for each in tries)
     # No try is taken.
@@ -249,7 +249,7 @@ def test_pictures_of_other_programs_are_declined_by_the_practice_judge_and_redra
     page.rewrite(model=TINY)
     (page,) = opened(studio)
     assert finished(studio, studio.check, page) == ""
-    assert opened(studio)[0].recipe.note == "drawn again: panel 1"
+    assert opened(studio)[0].recipe.note == "Drawn again: panel 1"
 
 
 @pytest.mark.slow

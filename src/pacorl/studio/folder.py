@@ -75,7 +75,7 @@ class Recipe(BaseModel):
     looks: str = ""
     """Description of its character at that time."""
     note: str = ""
-    """Origin, such as `panel 2 drawn again`."""
+    """Origin, such as `Panel 2 drawn again`."""
     tied: Json[int] = 1
     """Number of drawings that the judge does not tell apart from it, itself included."""
     matrix: Json[Matrix] = ()

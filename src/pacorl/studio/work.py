@@ -53,7 +53,7 @@ DRAWINGS = 4
 """Drawings of a page or a panel, of which the best comes first."""
 TRIES = 6
 """Most redrawn panels of a repair."""
-NO_BETTER = "no try makes the page better; it stays as it was"
+NO_BETTER = "No try makes the page better; it stays as it was"
 PRACTICE_STRENGTH = 0.5
 """Strength of a LoRA of the practice model, which learns single pictures and draws pages."""
 
@@ -373,7 +373,7 @@ class Studio:
         # Whole pages are judged: a panel is consistent only with its neighbours.
         with generator.judging():
             in_order = ranked(reward.judge, pages)
-        changed = recipe.updated(note=f"panel {panel + 1} drawn again", judge=self.names.judge, checked=[], odd=None)
+        changed = recipe.updated(note=f"Panel {panel + 1} drawn again", judge=self.names.judge, checked=[], odd=None)
         drawings = []
         for page in in_order:
             redrawn = recipe.redrawn | {str(panel + 1): page.recipe["seed"]}
@@ -465,7 +465,7 @@ class Studio:
             return
         seeds = {str(panel + 1): each.texts["seed"] for panel, each in repair.replaced.items()}
         after = recipe.updated(
-            note=f"drawn again: panel {', '.join(seeds)}" if seeds else NO_BETTER,
+            note=f"Drawn again: panel {', '.join(seeds)}" if seeds else NO_BETTER,
             redrawn=recipe.redrawn | seeds,
             tied=1,
             judge=self.names.judge,
