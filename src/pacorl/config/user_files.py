@@ -85,10 +85,8 @@ def local_modules(path: Path) -> list[Path]:
     files = [path.resolve()]
     for file in files:  # which grows
         for node in ast.walk(ast.parse(file.read_bytes(), str(file))):
-            if not isinstance(node, ast.Import | ast.ImportFrom):
-                continue
             level, package = getattr(node, "level", 0), getattr(node, "module", None)
-            for alias in node.names:
+            for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
                 # What is imported from a package may be a module too.
                 name = f"{package}.{alias.name}" if package else alias.name
                 place = file.parents[level - 1] if level else files[0].parent

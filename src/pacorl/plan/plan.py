@@ -39,7 +39,6 @@ CUDA_BYTES = 2**30
 """CUDA's context, kernels' scratch space and the allocator's fragments, which the plan does not count."""
 CARD_MARGIN = 2 * CUDA_BYTES
 """Bytes that `pacorl init` leaves free on a card."""
-NO_CARD = "no card here, so that it runs on the CPU"
 LEAST_HOURS = 0.1
 """Hours below which a run's time is not its products', and none is shown."""
 
@@ -66,7 +65,7 @@ class Plan:
     hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Card → hours of a training on one for each process: at best, and at most."""
     processes: int = 1
-    device: str = NO_CARD
+    device: str = "no card here, so that it runs on the CPU"
     device_bytes: int | None = None
     """Memory of the card, here or named; None without one."""
     main_bytes: int | None = None

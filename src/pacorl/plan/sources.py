@@ -12,7 +12,7 @@ import torch
 from pacorl.config.reward_section import MeasureConfig
 from pacorl.config.user_files import is_in_file
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.documents import JsonObject, read_object
+from pacorl.io.documents import read_object
 from pacorl.io.hub import HUB_NAME, OF_MODEL, OF_PIPELINE, PIPELINE, download_command, local_file
 from pacorl.judge import open_judge
 from pacorl.judge.adapter import base_of
@@ -30,6 +30,7 @@ from pacorl.types import TINY
 
 CLIP_PARAMETERS = 986_109_441
 """Parameters of CLIP ViT-H-14, of CLIP-T. Every CLIP is planned as this one."""
+AGAIN = "fetch the checkpoint again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,8 @@ def _read(published: Parts, folders: Mapping[str, Path]) -> tuple[Parts, list[st
     lacking = []
     for name in published:
         folder = folders.get(name)
-        if folder:
-            configs[name] = _json(folder / "config.json") or published[name]
+        if folder and (folder / "config.json").exists():
+            configs[name] = read_object(folder / "config.json", fix=AGAIN)
         if name not in WITHOUT_WEIGHTS and not (folder and _has_weights(folder)):
             lacking.append(name)
     return configs, lacking
@@ -119,15 +120,8 @@ def _has_weights(folder: Path) -> bool:
     """Check that a folder has weights: every shard that its index names, or one file."""
     for index in folder.glob("*.safetensors.index.json"):
         # An interrupted download leaves the index and some of the shards.
-        return all((folder / shard).exists() for shard in _json(index)["weight_map"].values())
+        return all((folder / shard).exists() for shard in read_object(index, fix=AGAIN)["weight_map"].values())
     return any(folder.glob("*.safetensors"))
-
-
-def _json(path: Path) -> JsonObject:
-    """Read a JSON file's mapping; empty without the file. Raises ValueError if it holds no mapping."""
-    if not path.exists():
-        return {}
-    return read_object(path, fix="fetch the checkpoint again")
 
 
 def rewards_of(rewards: Sequence[MeasureConfig]) -> Mapping[str, Reward]:

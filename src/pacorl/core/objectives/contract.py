@@ -30,9 +30,8 @@ def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None
     if not isinstance(returned, tuple) or len(returned) != 2:
         line = getattr(getattr(spec.loss, "__code__", None), "co_firstlineno", "of the loss")
         raise AssertionError(f"line {line}: the loss returned {type(returned).__name__}, not (loss, {{name: metric}})")
-    loss: Tensor = returned[0]
-    (gradient,) = torch.autograd.grad(loss, start)
-    assert loss.isfinite(), "the loss is not finite"
+    (gradient,) = torch.autograd.grad(returned[0], start)
+    assert returned[0].isfinite(), "the loss is not finite"
     assert gradient.isfinite().all(), "the gradient is not finite"
     assert not gradient[UNUSED].any(), "an unused sample has a gradient"
 
