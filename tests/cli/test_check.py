@@ -234,7 +234,8 @@ def test_a_folder_of_sets_has_one_document_and_the_worst_code(folder: Path, tmp_
     for _ in range(2):
         result = run("check", "--sets", sets, "--grid", "1x4", "--min", 0.5, "--report", pages)
         assert result.exit_code == BELOW, result.output
-        assert {page.stem for page in pages.glob("*.html")} == {"sound", "wrong", "strip.png"}
+        assert {page.stem for page in pages.glob("*.html")} == {"index", "sound", "wrong", "strip.png"}
+        assert 'href="strip.png.html"' in (pages / "index.html").read_text("utf-8")
         (pages / "gone.html").write_text(PAGE_MARK.decode())
 
 

@@ -181,6 +181,7 @@ def _check_sets(
     from pacorl.gate.check import check_lines, check_page
     from pacorl.gate.panels import open_panels
     from pacorl.io.files import write_atomic
+    from pacorl.report.html import render
 
     documents: list[dict[str, Any]] = []
     begun_at = time.monotonic()
@@ -204,6 +205,8 @@ def _check_sets(
             echo("\n    ".join([f"{title}: {lines[0]}", *lines[1:]]))
         if verdict["code"] == UnreachableError.exit_code:
             break
+    if report:
+        write_atomic(report / "index.html", render("sets.html", name="check", title="Sets", documents=documents))
     if as_json:
         print_json(documents)
     codes: list[int] = [document["code"] for document in documents]
@@ -245,13 +248,9 @@ class Gate:
     def check(self, reward: PacoReward, panels: Panels) -> Check:
         """Check a set under a progress bar."""
         from pacorl.gate.check import check_set
-        from pacorl.io.images import open_image
         from pacorl.records.characters import characters_of
         from pacorl.types import Grid, Prompt
 
-        characters = []
-        for character in self.characters:
-            characters.append((character.name, [open_image(character.images[0])]))
         # The characters of each panel: those named in its text, or all if it names none.
         texts = tuple(panels.texts)
         prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=texts, characters=tuple(self.characters))
@@ -264,7 +263,7 @@ class Gate:
                 panels.images,
                 least=self.least(len(panels.images)),
                 names=panels.names,
-                characters=characters,
+                characters=[(character.name, character.images[:1]) for character in self.characters],
                 casts=casts,
                 theme=self.ask.theme,
                 progress=advance,

@@ -130,12 +130,13 @@ class Check:
     @property
     def unsure(self) -> tuple[int, ...]:
         """Numbers, from 0, of the panels without a score, which have no verdict."""
-        return self._panels_with("unsure")
+        return tuple(number for number, panel in enumerate(self.panels) if panel.score is None)
 
     @property
     def failed(self) -> tuple[int, ...]:
         """Numbers, from 0, of the panels below the threshold, lowest first."""
-        return self._panels_with("fails")
+        by_rank = sorted(range(len(self.panels)), key=lambda number: self.panels[number].rank)
+        return tuple(number for number in by_rank if self.status(number) == "fails")
 
     @property
     def passed(self) -> bool | None:
@@ -172,10 +173,6 @@ class Check:
         if score is None:
             return "unsure"
         return "ok" if score >= self.least else "fails"
-
-    def _panels_with(self, status: str) -> tuple[int, ...]:
-        numbers = sorted(range(len(self.panels)), key=lambda number: self.panels[number].rank)
-        return tuple(number for number in numbers if self.status(number) == status)
 
     def with_lower(self, other: Check) -> Check:
         """Add a check of the same panels by other comparisons: each panel has the lower of its two scores."""
@@ -221,11 +218,11 @@ def panel_score(name: str, panel: int, groups: Sequence[Group], answers: Mapping
 
 def check_set(
     judge: Judge,
-    images: Sequence[Image],
+    images: Sequence[Any],
     *,
     least: float,
     names: Sequence[str] = (),
-    characters: Sequence[tuple[str, Sequence[Image]]] = (),
+    characters: Sequence[tuple[str, Sequence[Any]]] = (),
     casts: Sequence[Sequence[str]] = (),
     theme: str = "",
     progress: Progress = silent,
@@ -233,6 +230,7 @@ def check_set(
     """Check whether images show the same, after the controls.
 
     Args:
+        images: Files, http(s) URLs or PIL images, as those of the characters.
         least: Threshold of a panel's score, from 0 to 1 (`pacorl.judge.calibration.threshold` gives the default).
         names: Display names; numbered if empty.
         characters: Name and reference images of each character.
@@ -294,11 +292,7 @@ def check_set(
 def _controlled(
     judge: Judge, images: Sequence[Image], least: float, *, names: Sequence[str], theme: str
 ) -> list[Control]:
-    """Ask the controls of one image after the other until one passes them; return all answers.
-
-    Raises:
-        ControlError: if none does.
-    """
+    """Ask the controls of one image after the other until one passes them. Raises ControlError if none does."""
     controls: list[Control] = []
     for image, name in zip(images, names, strict=True):
         of_image = _controls_of(judge, image, name, theme)
@@ -328,11 +322,7 @@ def _controls_of(judge: Judge, image: Image, name: str, theme: str) -> list[Cont
 
 
 def check_lines(check: Check, *, judge: str, panels: bool = True) -> list[str]:
-    """Format the result for a terminal: a line per panel, unless `panels` is false, then the verdict in sentences.
-
-    Args:
-        judge: Name of the judge.
-    """
+    """Format the result for a terminal: a line per panel if `panels`, then the verdict; `judge` is the judge's name."""
     return render("check.txt", check=check, judge=judge, panels=panels, p_yes_text=p_yes_text).splitlines()
 
 
