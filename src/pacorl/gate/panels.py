@@ -42,7 +42,7 @@ def open_panels(sources: Sequence[Path | str], *, grid: str = "") -> Panels:
         ValueError: A source cannot be used, or is given twice, and is named; or the grid has several images to cut.
     """
     if grid and not LAYOUT.search(grid):
-        raise UsageError(f"--grid {grid!r} is no ROWSxCOLS, such as 2x2")
+        raise UsageError(f"{grid!r} is no layout ROWSxCOLS, such as 2x2")
     names = files_of(sources)
     opened = {}
     for name in names:
