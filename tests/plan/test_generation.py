@@ -28,6 +28,8 @@ def test_generating_fits_small_cards() -> None:
     assert peak(*flux, "--memory", "lowest") <= 2
     assert 12 < peak(*flux, "--memory", "low") <= 14.5
     assert peak(*flux) > 32
+    words = ["generate", "a hero in town", *SET, "--dry-run", "--card", "18", *flux]
+    assert "it fits with --memory low\n" in CliRunner().invoke(app, words).stderr
     assert peak("--memory", "low") <= peak()
 
 

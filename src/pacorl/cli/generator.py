@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from pacorl.cli import gate
 from pacorl.cli.shared import echo_errors, end_with
-from pacorl.config.options import LARGEST, CalibratedJudge, GeneratorOptions, JudgeOptions, inherited, option
+from pacorl.config.options import LARGEST, MEMORY, CalibratedJudge, GeneratorOptions, JudgeOptions, inherited, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -129,9 +130,12 @@ def print_plan(
     """Print the memory and downloads of generator and judge, and end the command."""
     from pacorl.plan.plan import plan_generation
 
-    # The prompt with the most images decides the peak.
     spec = generator.spec_of(prompts)
-    images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0)
     policy = spec.options_for(generator.model, dtype=generator.dtype, memory=choice.memory, **generator.policy_options)
-    plan = plan_generation(policy, size=generator.size, judge=source, images=images, card=card)
+    plan_of = partial(plan_generation, size=generator.size, judge=source, prompts=prompts, card=card)
+    plan = plan_of(policy)
+    for memory in MEMORY if plan.shortage else ():
+        if not plan_of(policy.in_memory(memory)).shortage:
+            echo_errors(f"it fits with --memory {memory}")
+            break
     end_with(plan, as_json=as_json)

@@ -76,9 +76,7 @@ class Try:
     @property
     def score(self) -> float | None:
         """Score of the redrawn panel in the set; None without one."""
-        if not self.check:
-            return None
-        return self.check.panels[self.panel].score
+        return self.check.panels[self.panel].score if self.check else None
 
     @property
     def verdict(self) -> str:

@@ -30,7 +30,6 @@ from pacorl.records.fields import NonBlank
 from pacorl.records.panels import PanelDraft
 from pacorl.types import TINY, Character, Grid, Prompt
 
-PAGE = Grid(2, 2)
 MENTION = re.compile(r"\{([^{}]*)\}")
 
 
@@ -41,7 +40,7 @@ class BoardFile(BaseModel):
 
     title: NonBlank
     style: str = ""
-    layout: str = str(PAGE)
+    layout: str = "2x2"
     characters: dict[str, NonBlank] | list[NonBlank] = {}
     """Name → description, or folders of characters."""
     scenes: Annotated[list[NonBlank], Field(min_length=1)]
@@ -54,9 +53,9 @@ class Storyboard:
 
     title: str
     scenes: tuple[str, ...]
-    style: str = ""
-    layout: Grid = PAGE
+    layout: Grid
     characters: tuple[Character, ...] = ()
+    style: str = ""
 
     @property
     def theme(self) -> str:

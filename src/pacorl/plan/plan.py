@@ -219,10 +219,10 @@ def plan_training(config: PolicyConfig, rewards: Collection[str] = (), *, card: 
 
 
 def _images_of(prompts: Sequence[Prompt], options: PolicyOptions) -> int:
-    """Return the most images of a prompt; of unknown prompts the editor's one."""
+    """Return the most images of a prompt, at least the editor's one."""
     spec = POLICIES[options.kind]
     least = int(spec.edits and not spec.sets)
-    return max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=least)
+    return max([least, *(len(prompt.sources) + len(prompt.references) for prompt in prompts)])
 
 
 def _check_rewards(
@@ -252,7 +252,7 @@ def _check_rewards(
 
 
 def plan_generation(
-    options: PolicyOptions, *, size: Size | None = None, judge: str = "", images: int = 0, card: int = 0
+    options: PolicyOptions, *, size: Size | None = None, judge: str = "", prompts: Sequence[Prompt] = (), card: int = 0
 ) -> Plan:
     """Measure the memory of generating one image at a time.
 
@@ -260,7 +260,7 @@ def plan_generation(
         options: the generator's. The published architecture replaces absent weights.
         size: size of the image; 1024 × 1024, or the tiny checkpoint's own, by default.
         judge: the judge of candidates; behind HTTP it takes no memory here, and is asked whether it answers.
-        images: number of sources and references.
+        prompts: the one with the most images decides the peak.
         card: gigabytes of the card that it is for; 0 for this machine's.
     """
     configs, missing = sources.generator_of(options)
@@ -272,7 +272,7 @@ def plan_generation(
         options=options,
         configs=configs,
         batches=[Batch(size, "size")],
-        images=images or _images_of([], options),
+        images=_images_of(prompts, options),
         scorers=[judge_scorer(settings, judge_configs)] if settings and judge_configs else [],
     )
     return Plan(measure(job), [*missing, *missing_judge], **machine(card))
