@@ -241,6 +241,11 @@ def test_evaluation_is_logged_and_summarised(run: Any, data: Path, caplog: pytes
     assert summary["after"]["auc"]["mean"] == last["auc"]
     assert not {"kind", "epoch", "step", "seconds/evaluation"} & {*summary["before"], *summary["after"]}
     assert summary["steps"] == last["step"] == 1
+    # Stopped after its last step, which is within an epoch.
+    weights = (config.out / "adapter" / "adapter_model.safetensors").read_bytes()
+    JudgeTrainer(config, resume=True).train()
+    assert lines(config.out)[-1]["step"] == 1
+    assert (config.out / "adapter" / "adapter_model.safetensors").read_bytes() == weights
     count = len(comparisons_from(str(data)))
     assert summary["held_out_pairs"] == 2
     assert f"{count} of {count + 2} evaluation pairs are trained on, and left out" in caplog.text

@@ -12,7 +12,7 @@ import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,8 @@ class JudgeTrainer:
         logbook = Logbook(self.config, step=step, main=main)
         keeper = RunKeeper(logbook, StopSignals(), evaluates=evaluates)
         try:
-            with keeper.signals:
+            # A run may have been stopped after its last step.
+            with keeper.signals, suppress(AlreadyTrained):
                 trainer = build_trainer(self.config, data, held_out, arguments, callbacks=[keeper])
                 trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
             if keeper.failure:
@@ -209,6 +210,10 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
+class AlreadyTrained(Exception):
+    """The checkpoint has every step; transformers would take one more if `max_steps` ends within an epoch."""
+
+
 class RunKeeper(TrainerCallback):  # type: ignore[misc]
     """Callback for the log, non-finite gradients, and signals."""
 
@@ -220,6 +225,13 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         self.stopped = False
         self.bad_steps = 0
         self.failure = ""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """End a resumed training that has no step left."""
+        if state.global_step >= state.max_steps:
+            raise AlreadyTrained
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
