@@ -23,7 +23,8 @@ RESUMED = ("train-policy", "train-reward", "dataset", "export")
 """The stories that go on from where they were stopped."""
 UNEQUAL = {".lock", "report.html", "training_args.bin", "set.pdf"}
 """What two equal runs may differ in: a process's number, seconds on a page, the day."""
-CLOCKS = ("seconds", "runtime", "per_second")
+CLOCKS = ("seconds", "runtime", "per_second", "should_training_stop")
+"""Entries that differ: times, and in a stopped run's last checkpoint that it stopped."""
 UNDIGESTED = ("trainer_state.json", "training_args.bin", "pytorch_lora_weights.safetensors")
 """Files with seconds, or with entries in any order: they are compared by content, and not by their digests."""
 TRIALS = 40
