@@ -135,7 +135,7 @@ def print_plan(
     plan_of = partial(plan_generation, size=generator.size, judge=source, prompts=prompts, card=card)
     plan = plan_of(policy)
     for memory in MEMORY if plan.shortage else ():
-        if not plan_of(policy.in_memory(memory)).shortage:
+        if memory != choice.memory and not plan_of(policy.in_memory(memory)).shortage:
             echo_errors(f"it fits with --memory {memory}")
             break
     end_with(plan, as_json=as_json)

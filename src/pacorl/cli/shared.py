@@ -164,8 +164,8 @@ def fault_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, ImportError) and error.__cause__:
-        # transformers keeps back that a library which it tries, such as torchvision, is built for another torch.
-        return f"{error.__cause__}: that library does not fit torch; remove it, or install the build for this torch"
+        # transformers keeps back why a library that it tries fails: torchvision, say, is built for another torch.
+        return f"{error.__cause__}: a library is absent or does not fit torch; remove it, or install its build for it"
     return str(error).strip() or type(error).__name__
 
 

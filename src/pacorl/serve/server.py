@@ -109,7 +109,7 @@ class ChatRequest(Form):
     top_logprobs: int = Field(0, ge=0, le=20)
     chat_template_kwargs: dict[Literal["enable_thinking"], Literal[False]] = {}
     """A judge answers at once."""
-    # Fields that clients send, at the values that change nothing.
+    # Fields that clients send, at their neutral values.
     stream: Literal[False] = False
     n: Literal[1] = 1
     frequency_penalty: Literal[0] = 0
